@@ -47,7 +47,7 @@ _NOT_THE_IMAGE_S = ("APPTAINER_", "SINGULARITY_", "PROMPT_COMMAND=", "PWD=", "SH
 
 
 class ApptainerRoots(Roots):
-    """`Roots` that knows more names of images."""
+    """`Roots` that also knows the names of images that Apptainer unpacks."""
 
     def unpacked(self, name: str) -> tuple[Path, Mapping[str, str]]:
         source = self._source(name)
@@ -63,7 +63,7 @@ class ApptainerRoots(Roots):
         return super().has(name) if source is None else self._built(source).is_dir()
 
     def _source(self, name: str) -> str | None:
-        """What Apptainer unpacks; None for a folder, and for what Docker gives. Without Docker it pulls by itself."""
+        """Return what Apptainer unpacks; None for a folder, and for what Docker gives. Without Docker it pulls."""
         if name.endswith(".sif") or "://" in name:
             return name
         if name == HOST_IMAGE or name.startswith(("/", "dir:")) or docker_client.answers() or super().has(name):
@@ -83,7 +83,7 @@ class ApptainerRoots(Roots):
         (place / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
 
     def _run(self, name: str, *command: str) -> str:
-        """What Apptainer prints. Raises `SandboxError`."""
+        """Run a command of Apptainer and return its stdout. Raises `SandboxError` where it fails."""
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BUILD_SECONDS)
         if done.returncode != 0:
             raise SandboxError(
@@ -94,7 +94,7 @@ class ApptainerRoots(Roots):
 
 
 def _identify(name: str) -> str:
-    """A file's path and state. Raises `UserError` where it is not there."""
+    """Return a file's path, modification time and size as one text. Raises `UserError` where it is not there."""
     try:
         state = os.stat(name)
     except OSError as error:
@@ -103,7 +103,7 @@ def _identify(name: str) -> str:
 
 
 def _profile(folder: Path) -> Path:
-    """A file with the system calls that are allowed, in a form that Apptainer reads."""
+    """Write the system calls that are allowed to a file that Apptainer reads, once, and return its path."""
     text = json.dumps(seccomp.profile())
     place = folder / f"seccomp-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -115,7 +115,7 @@ def _profile(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Apptainer:
-    """program: its path."""
+    """The `Runner` that starts a sandbox by Apptainer. program: its path."""
 
     program: str
     reads_filter: ClassVar[bool] = False
@@ -123,7 +123,7 @@ class Apptainer:
 
     @classmethod
     def find(cls) -> Self:
-        """Raises `UserError` where there is none, or it does not run."""
+        """Find the program. Raises `UserError` where there is none, or it does not run."""
         program = next((path for name in _NAMES if (path := shutil.which(name))), None)
         if program is None:
             raise UserError(
@@ -163,7 +163,7 @@ class Apptainer:
 
 
 def _is_first(pid: int) -> bool:
-    """Whether a process is PID 1 of a pid namespace."""
+    """Say whether a process is PID 1 of a pid namespace."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     return next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1] == "1"
 

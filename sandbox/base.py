@@ -55,7 +55,7 @@ class Sandbox(Protocol):
         ...
 
     async def read_file(self, path: str) -> bytes:
-        """The file's bytes. Raises `FileNotFoundError` or `IsADirectoryError` where that is what is wrong."""
+        """Return the file's bytes. Raises `FileNotFoundError` or `IsADirectoryError` where that is what is wrong."""
         ...
 
     async def write_file(self, path: str, content: bytes) -> None:
@@ -63,14 +63,14 @@ class Sandbox(Protocol):
         ...
 
     async def diff(self) -> str:
-        """The unified diff from the files that the sandbox started with to its present files.
+        """Return the unified diff from the files that the sandbox started with to its present files.
 
-        Gives a patch whatever the commands did to the files: `slime_swe.patches.OVERSIZED` if it is too large.
+        It is a patch whatever the commands did to the files: `slime_swe.patches.OVERSIZED` if it is too large.
         """
         ...
 
     async def listen(self, port: int) -> socket.socket:
-        """A TCP socket that listens on 127.0.0.1:`port` inside, and whose connections are accepted here.
+        """Return a TCP socket that listens on 127.0.0.1:`port` inside, and whose connections are accepted here.
 
         Commands inside reach this service and nothing else: the sandbox has no other network. `port` is 1 to 65535;
         each sandbox has its own. Any server takes the socket (`asyncio.start_server(sock=…)`, aiohttp's `SockSite`),
@@ -93,7 +93,7 @@ class ExecResult:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one sandbox may use. Sizes in bytes, times in seconds."""
+    """The limits of one sandbox: sizes in bytes, times in seconds."""
 
     cpu_seconds: int = 60  # per command
     wall_seconds: float = 30.0  # per command
@@ -106,7 +106,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """What one sandbox starts with. `image` is None for a task of files alone; `layers` are folders of this machine."""
+    """The files, limits, image and layers that one sandbox starts with. `image` is None for a task of files alone;
+    `layers` are folders of this machine.
+    """
 
     files: Mapping[str, bytes]
     limits: Limits
@@ -118,8 +120,8 @@ class SandboxSpec:
 class Requirement:
     """A command that must succeed on the host.
 
-    name: in the report. install: what to do if its program is missing. fix: what to do if it fails. fatal: whether
-    nothing works without it. works: the report's text if it succeeds; empty for the command's output.
+    name: what the report calls it. install: what to do if its program is missing. fix: what to do if it fails. fatal:
+    whether nothing works without it. works: the report's text if it succeeds; empty for the command's output.
     """
 
     name: str
@@ -134,7 +136,7 @@ Isolation = Literal["always", "if possible", "never"]
 
 
 class Backend:
-    """What opens sandboxes. A backend of your own subclasses it; nothing else has to know its name.
+    """A backend opens sandboxes. One of your own subclasses this; nothing else has to know its name.
 
     A backend states what it can do here, in its class, or on itself where that depends on what it was made with: the
     pool, the doctor, the planner, the integrity gate and the agents' check ask it.
@@ -154,24 +156,24 @@ class Backend:
     requirements: tuple[Requirement, ...] = ()  # checked by `slime-swe doctor`
 
     async def start(self) -> None:
-        """Called before each `open`; cheap if there is nothing to do. Raises `UserError`, `SandboxError`."""
+        """Prepare for `open`, before each; cheap if there is nothing to do. Raises `UserError`, `SandboxError`."""
 
     def open(self, spec: SandboxSpec) -> Sandbox:
-        """A sandbox to be entered; it has an image or layers only where the backend takes them."""
+        """Return a sandbox to be entered; it has an image or layers only where the backend takes them."""
         raise NotImplementedError
 
     async def close(self) -> None:
         """Stop what the backend keeps running, after every sandbox was left. Raises `SandboxError`."""
 
     def fingerprint(self) -> Iterator[str]:
-        """Facts about what isolates a sandbox, and about the image that tasks with files only run in.
+        """Yield facts about what isolates a sandbox, and about the image that tasks with files only run in.
 
         A result of the integrity gate is valid as long as these facts, our code and the kernel are the same.
         """
         yield from ()
 
     def has_image(self, name: str) -> bool:
-        """Whether this machine has the image, so that no sandbox waits for it. True where the backend keeps none here.
+        """Say whether this machine has the image, so that no sandbox waits for it. True where the backend keeps none.
 
         Blocks. Raises `UserError` or `SandboxError` where it can't tell.
         """
@@ -181,26 +183,26 @@ class Backend:
         """Bring an image onto this machine, unless it is here. Blocks. Raises `UserError`, `SandboxError`."""
 
     def images_gib(self, names: Sequence[str]) -> float | None:
-        """GiB of disk that these images take together, all of which are here; None where it can't be told.
+        """Return the GiB of disk that these images, all of which are here, take together; None where it can't be told.
 
         Blocks. Raises `UserError` or `SandboxError`.
         """
         return None
 
     def image_folder(self) -> Path | None:
-        """The folder of this machine that images are kept in; None where that is elsewhere or unknown."""
+        """Return the folder of this machine that images are kept in; None where that is elsewhere or unknown."""
         return None
 
     def make_image(self, name: str, add: Callable[[Path], None]) -> Image | None:
-        """An image of this machine's packages whose /testbed `add` fills, made once under this name.
+        """Make an image of this machine's packages, once under this name, and have `add` fill its /testbed.
 
-        None where the backend has no way to make one. Raises `UserError`, `SandboxError`.
+        Returns None where the backend has no way to make one. Raises `UserError`, `SandboxError`.
         """
         return None
 
 
 class Sandboxes(Protocol):
-    """What opens sandboxes: a `SandboxPool`, or what a test puts in its place."""
+    """A `SandboxPool`, or what a test puts in its place: it opens sandboxes."""
 
     def open(
         self,
@@ -209,5 +211,5 @@ class Sandboxes(Protocol):
         image: Image | None = None,
         layers: Sequence[Path] = (),
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh sandbox that holds `files`, written over the image and the layers."""
+        """Return a fresh sandbox, to be entered, that holds `files`, written over the image and the layers."""
         ...

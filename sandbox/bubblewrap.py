@@ -54,13 +54,13 @@ _DATA = {
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_NET_ADMIN", "CAP_SETUID", "CAP_SETGID")
-# What root needs to use the files of an image as its owner would, and the driver to end what has changed its user.
+# Root needs these to use the files of an image as its owner would, and the driver to end what has changed its user.
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 # -P -s instead of -I: an isolated interpreter would not take its hash seed from the environment.
 _PYTHON_FLAGS = ("-P", "-s", "-S", "-B")
-# Of these, and of device files, a root who is also the host's is the owner, capabilities or none.
+# A root who is also the host's owns these, and device files, capabilities or none.
 _READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
-# What these tell is the machine's, not the sandbox's; some of the files to a root who is also the host's alone.
+# These tell of the machine, not of the sandbox; some of the files only to a root who is also the host's.
 _MASKED = (
     "/proc/timer_list", "/proc/kpagecount", "/proc/kpageflags", "/proc/kpagecgroup", "/proc/slabinfo",
     "/proc/vmallocinfo", "/proc/pagetypeinfo", "/proc/mtrr",
@@ -94,7 +94,7 @@ BUBBLEWRAP = (
 
 
 def confinement() -> Iterator[str]:
-    """The version of bubblewrap, and whether it works."""
+    """Yield the version of bubblewrap, and whether it works."""
     program = shutil.which("bwrap")
     if program is None:
         yield "no bubblewrap"
@@ -112,7 +112,7 @@ class GuestProcess:
     """A process of the guest's code that is asked over a socket. With it or the socket ends all that it has started."""
 
     def __init__(self, start: Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes]]) -> None:
-        """Blocks. `start` gets the other end of the socket, and a file for its errors. Raises `ForkServerError`."""
+        """Start it: `start` gets the socket's other end and a file for errors. Blocks. Raises `ForkServerError`."""
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -151,7 +151,7 @@ class GuestProcess:
 
 
 def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """The supervisor in namespaces of its own. Raises `OSError` where bubblewrap is missing or is refused."""
+    """Start the supervisor in namespaces of its own. Raises `OSError` where bubblewrap is missing or is refused."""
     if reason := why_no_filter():
         raise OSError(reason)
     if shutil.which("bwrap") is None:
@@ -181,7 +181,7 @@ def start_contained(control: socket.socket, errors: IO[bytes]) -> subprocess.Pop
 
 
 def start_plain(control: socket.socket, errors: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
-    """The supervisor as an ordinary process, whose sandboxes are folders in `folder`."""
+    """Start the supervisor as an ordinary process, whose sandboxes are folders in `folder`."""
     code = Path(folder, "code")  # where the guest is found without the packages around it
     code.mkdir(parents=True)
     (code / _GUEST_NAME).symlink_to(_GUEST)
@@ -190,9 +190,10 @@ def start_plain(control: socket.socket, errors: IO[bytes], folder: str) -> subpr
 
 
 def system_flags() -> list[str]:
-    """bwrap's flags for a read-only system without the host's files, network, processes and environment.
+    """Return bwrap's flags for a read-only system without the host's files, network, processes and environment.
 
-    Not `--die-with-parent`: the kernel takes the thread that started it for the parent, and threads of pools end.
+    `--die-with-parent` is not among them: the kernel takes the thread that started it for the parent, and threads of
+    pools end.
     """
     flags = ["--unshare-user", "--unshare-all", "--new-session", "--clearenv"]
     for capability in _CAPABILITIES:
@@ -227,18 +228,18 @@ def _hide(trees: list[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The whole environment of a sandbox."""
+    """Return the whole environment of a sandbox."""
     path = dict.fromkeys([f"{python_prefix()}/bin", "/usr/local/bin", "/usr/bin", "/bin"])
     return {"PATH": ":".join(path), "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
 
 def python_prefix() -> str:
-    """Where the running Python is installed; that of its base where it is a virtual environment."""
+    """Return the folder where the running Python is installed; in a virtual environment, that of its base."""
     return os.path.realpath(sys.base_prefix)
 
 
 def python_executable() -> str:
-    """The interpreter by the name that commands use, where that is this one."""
+    """Return the path of the interpreter: `python3`, as commands call it, where that is this one."""
     folder = Path(python_prefix(), "bin")
     versioned = folder / f"python{sys.version_info.major}.{sys.version_info.minor}"
     plain = folder / "python3"
@@ -246,7 +247,7 @@ def python_executable() -> str:
 
 
 def guest_program(module: str) -> list[str]:
-    """A module of the guest's as a program on the host, which imports nothing of the packages around it."""
+    """Return the command that runs a guest's module on the host, importing nothing of the packages around it."""
     return [python_executable(), "-I", "-S", "-B", "-c", _GUEST_PROGRAM.format(module=module), str(_GUEST)]
 
 
@@ -270,7 +271,7 @@ def popen(
 
 
 def _folders(path: str) -> list[str]:
-    """Make a folder and those above it readable: bwrap would make them for their owner alone."""
+    """Return bwrap's flags to make a folder and those above it readable: it would make them for their owner alone."""
     folders = [*reversed(Path(path).parents), Path(path)][1:]
     return [flag for folder in folders for flag in ("--perms", "0755", "--dir", str(folder))]
 
@@ -326,9 +327,11 @@ class _IdMaps:
 
 
 def _users() -> tuple[int, int] | None:
-    """Users whom sandboxes are to be, the first and how many: each of as many that are open at once is one that nobody
-    else is, so that none uses up another's share of what the kernel counts by user. Where our own user namespace has
-    fewer, all are `NOBODY`; None where it has not even that one.
+    """Return the users whom sandboxes are to be, the first and how many.
+
+    Each of as many sandboxes as are open at once is one that nobody else is, so that none uses up another's share of
+    what the kernel counts by user. Where our own user namespace has fewer, all are `NOBODY`; None where it has not even
+    that one.
     """
     first = _USERS.start + secrets.randbelow(len(_USERS) // _SANDBOX_USERS) * _SANDBOX_USERS
     for start, count in ((first, _SANDBOX_USERS), (NOBODY, 1)):
@@ -338,13 +341,13 @@ def _users() -> tuple[int, int] | None:
 
 
 def _is_mapped(uid: int) -> bool:
-    """Whether this id exists in our own user namespace."""
+    """Say whether this id exists in our own user namespace."""
     lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
     return any(int(start) <= uid < int(start) + int(count) for start, _, count in map(str.split, lines))
 
 
 def why_no_filter() -> str:
-    """Why no sandbox can be confined on this machine; empty where it can."""
+    """Say why no sandbox can be confined on this machine; empty where it can."""
     machine = os.uname().machine
     if seccomp.supports(machine):
         return ""
@@ -352,8 +355,8 @@ def why_no_filter() -> str:
 
 
 def proc_mounts(mount_point: Path) -> list[tuple[str, str]]:
-    """What is to be mounted read-only over a sandbox's /proc, and where, in this order: as far as this kernel has it.
-    All of it is the sandbox's own, of what `guest.launcher` has made below `mount_point`.
+    """List the mounts, source and place, that go read-only over a sandbox's /proc in this order, as far as this kernel
+    has the places. Every source is the sandbox's own: `guest.launcher` has made it below `mount_point`.
     """
     mounts = [(f"{mount_point}{place}", place) for place in _READ_ONLY if os.path.exists(place)]
     mounts += [(f"{mount_point}/counters/{name}", place) for name, place in counters.here()]
@@ -363,8 +366,10 @@ def proc_mounts(mount_point: Path) -> list[tuple[str, str]]:
 
 
 class Runner(Protocol):
-    """reads_filter: whether it finds the filter's program at `SECCOMP_FD`. keeps_users: whether it is to be started by
-    the root of a user namespace that has all users, and has them inside too.
+    """A runner is the program that starts a sandbox's driver in a root folder.
+
+    reads_filter: whether it finds the filter's program at `SECCOMP_FD`. keeps_users: whether it is to be started by the
+    root of a user namespace that has all users, and has them inside too.
     """
 
     reads_filter: ClassVar[bool]
@@ -372,7 +377,7 @@ class Runner(Protocol):
 
     @classmethod
     def find(cls) -> Self:
-        """Raises `UserError` where there is none."""
+        """Find the program. Raises `UserError` where there is none."""
         ...
 
     def command(
@@ -384,22 +389,22 @@ class Runner(Protocol):
         *,
         root: bool,
     ) -> list[str]:
-        """What runs the program as PID 1 of namespaces of its own, in the folder `root` of the mount point.
+        """Return the command that runs the program as PID 1 of new namespaces, in the folder `root` of the mount point.
 
-        In the network namespace that it is started in, with `guest.seccomp`'s filter; with /dev, a /dev/shm of no more
-        than `disk_bytes`, and a /proc that has `proc_mounts`. Without capabilities, but
-        where `keeps_users` and this process's user is `root`: then with `CAPABILITIES`.
+        The program is in the network namespace that the command is started in, with `guest.seccomp`'s filter; with
+        /dev, a /dev/shm of no more than `disk_bytes`, and a /proc that has `proc_mounts`. It has no capabilities, but
+        where `keeps_users` and this process's user is `root`: then it has `CAPABILITIES`.
         """
         ...
 
     def first(self, pid: int) -> int:
-        """The program's process, where `pid` is that of the command. Raises `OSError`, `IndexError`."""
+        """Return the pid of the program, where `pid` is that of the command. Raises `OSError`, `IndexError`."""
         ...
 
 
 @dataclass(frozen=True)
 class Bubblewrap:
-    """flags: those that not every version has."""
+    """The `Runner` that starts a sandbox by bubblewrap. flags: those that not every version has."""
 
     flags: tuple[str, ...]
     reads_filter: ClassVar[bool] = True
@@ -445,7 +450,7 @@ class Bubblewrap:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has forked and that live. Raises `OSError`."""
+    """List the processes that a process has forked and that live. Raises `OSError`."""
     return [
         int(child)
         for thread in os.listdir(f"/proc/{pid}/task")

@@ -1,5 +1,5 @@
-"""What outlives a process on this machine: what is made once for an image, until the disk is full of it (`Room`), and
-what a process that died has left, by the name of that process.
+"""Files that outlive a process on this machine: what is made once for an image, until the disk is full of it (`Room`),
+and what a process that died has left, by the name of that process.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from slime_swe.files import replace_file
 
 
 def cache_folder() -> Path:
-    """That of sandboxes in the user's cache folder, made if need be."""
+    """Return the sandboxes' folder in the user's cache folder, made if need be."""
     folder = files.cache_folder("sandbox")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def made_once(place: Path, make: Callable[[Path], None]) -> Path:
-    """The folder `place`. If it does not exist, `make` fills it under a temporary name. Blocks while another process
-    makes it.
+    """Return the folder `place`. If it does not exist, `make` fills it under a temporary name. Blocks while another
+    process makes it.
     """
     with locked(place):
         if not place.exists():
@@ -42,14 +42,14 @@ def made_once(place: Path, make: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def locked(place: Path) -> Iterator[None]:
-    """Exclusive access to this place among all processes of this machine, inside the context."""
+    """Hold exclusive access to this place among all processes of this machine, inside the context."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with files.locked(place.with_name(f"{place.name}.lock")):
         yield
 
 
 def disk_used(folder: Path) -> int:
-    """Bytes that the files of a folder take on its disk, one of several names once."""
+    """Return the bytes that the files of a folder take on its disk, one of several names once."""
     seen = {}
     for place, _, names in os.walk(folder):
         for name in names:
@@ -78,7 +78,8 @@ _log = logging.getLogger(__name__)
 
 
 class Room:
-    """keep_free: GiB of the disk that images are on; 0 removes none.
+    """Makes room on a disk by removing the images that runs got and used longest ago. keep_free: GiB of the disk that
+    images are on; 0 removes none.
 
     A folder has a file for each image that was got by a run with this on, by any of this machine's; when it was used
     last is the file's time. What somebody else has got stays, as does what `remove` finds in use. How an image is
@@ -145,7 +146,7 @@ def free_gib(folder: Path) -> float:
 
 
 def process_identity() -> str:
-    """A unique identity of this process, usable as a file name and as a label: machine, boot, namespace, pid, start.
+    """Return a unique identity of this process for file names and labels: machine, boot, namespace, pid, start.
 
     It names the process that made what may outlive it (cgroups, folders, containers), so that a later run can remove
     what a dead one left.
@@ -157,7 +158,7 @@ def process_identity() -> str:
 
 
 def is_dead(identity: str) -> bool:
-    """Whether the process is known to be gone. Nothing is known of processes on other machines or in other pid
+    """Say whether the process is known to be gone. Nothing is known of processes on other machines or in other pid
     namespaces.
     """
     (machine, boot, namespace, _, _), parts = process_identity().split("_"), identity.split("_")
@@ -167,7 +168,7 @@ def is_dead(identity: str) -> bool:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, in clock ticks since the boot; None where there is none, or a zombie."""
+    """Return when a process started, in clock ticks since the boot; None where there is none, or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

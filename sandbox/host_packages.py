@@ -1,4 +1,4 @@
-"""Which Python packages a sandbox of this machine's own system sees: pytest and what it needs.
+"""The Python packages that a sandbox of this machine's own system sees: pytest and what it needs.
 
 Such a sandbox has /usr and the interpreter's installation. What else is installed there, this project before all, holds
 the right patches of the tasks or knows where they are. So each folder of packages shows `SHOWN` alone, and folders of
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-# By name of a distribution: its modules. Of those that pytest needs on any Python from 3.11 on.
+# Modules by the name of their distribution: pytest, and what it needs on any Python from 3.11 on.
 SHOWN = {
     "pytest": ("pytest", "_pytest", "py.py"),
     "pluggy": ("pluggy",),
@@ -35,8 +35,9 @@ _SEARCHED = "import json, site; print(json.dumps(site.getsitepackages()))"
 
 
 def hidden_folders(trees: Sequence[str], python: str) -> Iterator[tuple[Path, dict[Path, Path]]]:
-    """The folders below `trees` to be hidden, and of each what is to be shown in it all the same: a place in it, and
-    what is shown there. python: the interpreter of the sandbox."""
+    """Yield the folders below `trees` to be hidden, and of each what is to be shown in it all the same: a place in it,
+    and what is shown there. python: the interpreter of the sandbox.
+    """
     packages = {place.resolve() for tree in trees for place in _package_folders(Path(tree))}
     found = packages | {place.resolve() for place in _own_code()} | {Path(source) for source in _SOURCES}
     found |= {Path(tree, name) for tree in trees for name in _CONDA if Path(tree, "conda-meta").is_dir()}
@@ -58,19 +59,19 @@ def _package_folders(tree: Path) -> Iterator[Path]:
 
 @cache
 def _searched(python: str) -> list[str]:
-    """The folders of packages in which an interpreter looks, in its order."""
+    """List the folders of packages in which an interpreter looks, in its order."""
     found = subprocess.run([python, "-I", "-c", _SEARCHED], check=True, capture_output=True)
     return [os.path.realpath(place) for place in json.loads(found.stdout)]
 
 
 def _of_environment() -> list[Path]:
-    """pytest, and what it needs, of the environment that this process runs in; nothing where it has none."""
+    """List the files of pytest and what it needs in this process's environment; none where that has no pytest."""
     found = importlib.util.find_spec("pytest")
     return _shown(Path(found.origin).parents[1]) if found and found.origin else []
 
 
 def _own_code() -> Iterator[Path]:
-    """Where this process imports from, but for the standard library."""
+    """Yield the folders that this process imports from, but for the standard library."""
     standard = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
     standard |= {folder / "lib-dynload" for folder in standard}
     yield from {Path(place).resolve() for place in sys.path if place} - standard
@@ -80,7 +81,9 @@ def _own_code() -> Iterator[Path]:
 
 
 def _shown(folder: Path) -> list[Path]:
-    """A distribution's modules and what it says about itself, where it has both."""
+    """List what is shown of a folder of packages: of each distribution of `SHOWN` its modules and what it says about
+    itself, as far as they are there.
+    """
     shown: list[Path] = []
     entries = os.listdir(folder)
     for distribution, modules in SHOWN.items():

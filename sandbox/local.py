@@ -77,7 +77,7 @@ class LocalBackend(Backend):
         self._contained = self._server.contained  # should it fail later, that is no reason to go on unprotected
 
     def open(self, spec: SandboxSpec) -> LocalSandbox:
-        """A sandbox to be entered. Raises `SandboxError` before `start`."""
+        """Return a sandbox to be entered. Raises `SandboxError` before `start`."""
         if self._server is None:
             raise SandboxError("the sandbox backend has not been started")
         return LocalSandbox(self._server, spec)
@@ -93,14 +93,14 @@ class LocalBackend(Backend):
 
 
 class BubblewrapBackend(LocalBackend):
-    """Raises `ForkServerError` where bubblewrap does not work."""
+    """A `LocalBackend` whose `start` raises `ForkServerError` where bubblewrap does not work."""
 
     contained = True
     isolates = "always"
 
 
 class SubprocessBackend(LocalBackend):
-    """Plain processes in temporary folders: see `UNPROTECTED`."""
+    """A `LocalBackend` of plain processes in temporary folders: see `UNPROTECTED`."""
 
     contained = False
     isolates = "never"
@@ -119,7 +119,7 @@ class ForkServer(GuestProcess):
         super().__init__(bubblewrap.start_contained if contained else plain)
 
     def spawn(self, limits: Limits) -> tuple[int, socket.socket]:
-        """Ask for a sandbox: its number, and the non-blocking socket on which it will answer. Raises `SandboxError`."""
+        """Ask for a sandbox. Returns its number and the non-blocking socket of its answers. Raises `SandboxError`."""
         number = next(self._numbers)
         return number, self._ask({"number": number, "limits": dataclasses.asdict(limits)})
 
@@ -146,7 +146,7 @@ class ForkServer(GuestProcess):
         return ours
 
     def note_run(self, path: str, source: bytes) -> None:
-        """A sandbox is about to run this script as it was given it. Scripts that many run are compiled once for all."""
+        """Note that a sandbox is about to run this script as given. Scripts that many run are compiled once for all."""
         if not self.contained or len(source) > MAX_SCRIPT_BYTES:
             return
         script = posixpath.normpath(posixpath.join(REPOSITORY, path))
@@ -165,7 +165,7 @@ class ForkServer(GuestProcess):
 
 
 class LocalSandbox(pool.BaseSandbox):
-    """One sandbox. Made by `LocalBackend.open`; entering it starts it, with its files in place.
+    """One sandbox, made by `LocalBackend.open`; entering it starts it, with its files in place.
 
     If a file operation fails because of what the agent did (no such file, disk full, a folder in the way), it raises
     the `OSError` that occurred inside the sandbox. A cancelled call kills its command and leaves the sandbox usable.
@@ -199,7 +199,7 @@ class LocalSandbox(pool.BaseSandbox):
             await channel.finish()
 
     async def exec(self, command: str, *, timeout: float | None = None) -> ExecResult:
-        """`timeout` in seconds, the limits' `wall_seconds` where it is None."""
+        """Run a command for at most `timeout` seconds, the limits' `wall_seconds` where that is None."""
         seconds = self._limits.wall_seconds if timeout is None else timeout
         simple = parse(command)
         if simple is not None and simple.program in self._files:
@@ -241,7 +241,9 @@ class LocalSandbox(pool.BaseSandbox):
     async def _call(
         self, request: dict[str, Any], files: Mapping[str, bytes] | None = None, *, seconds: float = 0.0
     ) -> tuple[Answer, bytes]:
-        """Raises `SandboxGone` where only the sandbox does not answer, `SandboxError` where more than that fails."""
+        """Ask the sandbox. Raises `SandboxGone` where only it does not answer, `SandboxError` where more than that
+        fails, and the `OSError` that occurred inside.
+        """
         if self._channel is None:
             raise SandboxError("the sandbox is not open")
         if self._is_gone:
@@ -266,7 +268,7 @@ class LocalSandbox(pool.BaseSandbox):
 
 
 def _unpacked(answer: Answer, blob: bytes) -> dict[str, bytes]:
-    """Raises `SandboxGone` for what no first process of ours would send."""
+    """Unpack the files of an answer. Raises `SandboxGone` for what no first process of ours would send."""
     try:
         return wire.unpack_files(answer.files, blob)
     except ValueError as error:
@@ -278,7 +280,7 @@ class SandboxGone(Exception):
 
 
 class Answer(msgspec.Struct):
-    """What a sandbox answers. `failed`: it could not start. `errno`, `error` and `path`: of an `OSError`."""
+    """A sandbox's answer to a request. `failed`: it could not start. `errno`, `error` and `path`: of an `OSError`."""
 
     failed: str | None = None
     errno: int | None = None
@@ -294,7 +296,7 @@ class Answer(msgspec.Struct):
 
 
 class Channel:
-    """Requests and answers, one at a time. A cancelled request leaves the channel usable: its answer is skipped."""
+    """Carries requests and answers, one at a time. A cancelled request leaves it usable: its answer is skipped."""
 
     def __init__(self, sock: socket.socket, max_blob_bytes: int) -> None:
         self._socket = sock
@@ -304,8 +306,8 @@ class Channel:
         self._abandoned = 0  # answers to come that nobody waits for
 
     async def call(self, request: Mapping[str, Any], blob: bytes = b"", *, seconds: float) -> tuple[Answer, bytes]:
-        """Raises `SandboxGone` where the sandbox has died, or does not answer within `seconds`; `SandboxError` where
-        this process has cut the channel.
+        """Send a request and return its answer. Raises `SandboxGone` where the sandbox has died, or does not answer
+        within `seconds`; `SandboxError` where this process has cut the channel.
         """
         async with self._lock:
             if self._socket.fileno() < 0:
@@ -370,7 +372,7 @@ class Channel:
         return answer, bytes(data[start + text_size : end])
 
     async def _peek(self, size: int) -> bytes:
-        """The next bytes, left in the buffer, so that a cancellation loses none."""
+        """Return the next bytes and leave them in the buffer, so that a cancellation loses none."""
         loop = asyncio.get_running_loop()
         while len(self._received) < size:
             piece = await loop.sock_recv(self._socket, 1 << 18)

@@ -48,7 +48,7 @@ async def write_many(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
 
 
 async def read_many(sandbox: Sandbox, paths: Collection[str]) -> dict[str, bytes]:
-    """What `Sandbox.read_file` gives of each path, all of which must be regular files. Raises `OSError`."""
+    """Read each path as `Sandbox.read_file` does; all must be regular files. Raises `OSError`."""
     if len(paths) <= FEW:
         return {path: await sandbox.read_file(path) for path in paths}
     name = _new_name()
@@ -62,8 +62,9 @@ async def read_many(sandbox: Sandbox, paths: Collection[str]) -> dict[str, bytes
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a path is that of a file in the working directory, and short; `Sandbox.write_file` says what is wrong
-    with any other."""
+    """Say whether a path is that of a file in the working directory, and short; `Sandbox.write_file` says what is wrong
+    with any other.
+    """
     parts = path.split("/")
     if "\0" in path or not path or not parts[0] or ".." in parts:
         return False
@@ -91,7 +92,7 @@ async def _read_batch(sandbox: Sandbox, batch: Mapping[str, int]) -> dict[str, b
 
 
 def _batches(sizes: Iterable[tuple[str, int]]) -> Iterator[dict[str, int]]:
-    """The files in order, together as large as one message may be; one that is larger is alone."""
+    """Yield the files in order, together as large as one message may be; one that is larger is alone."""
     batch: dict[str, int] = {}
     total = 0
     for path, size in sizes:
@@ -105,13 +106,13 @@ def _batches(sizes: Iterable[tuple[str, int]]) -> Iterator[dict[str, int]]:
 
 
 def null_terminated(paths: Iterable[str]) -> bytes:
-    """The paths as `xargs -0` takes them; one that begins with `-` is `cat`'s standard input, or an option."""
+    """Join the paths as `xargs -0` takes them; one that begins with `-` is `cat`'s standard input, or an option."""
     names = (f"./{path}" if path.startswith("-") else path for path in paths)
     return "".join(f"{name}\0" for name in names).encode("utf-8", "surrogateescape")
 
 
 def as_tar(files: Mapping[str, bytes]) -> bytes:
-    """A tar file, whole blocks of it, with the files in order and the folders that they are in."""
+    """Make a tar file, whole blocks of it, with the files in order."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
         for path, content in files.items():

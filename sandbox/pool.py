@@ -37,7 +37,7 @@ BACKENDS = {
 
 
 class SandboxPool:
-    """Owns a backend. Belongs to one event loop; leaving it, or `close`, ends what the backend keeps running."""
+    """Owns a backend, and belongs to one event loop; leaving it, or `close`, ends what the backend keeps running."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class SandboxPool:
         image: Image | None = None,
         layers: Sequence[Path] = (),
     ) -> AsyncIterator[Sandbox]:
-        """A fresh sandbox that starts with `files` written over the image, once there is a slot for it.
+        """Open a fresh sandbox that starts with `files` written over the image, once there is a slot for it.
 
         layers: folders of this machine, each with a tree as seen from / (`opt/agents/NAME/…`). They lie over the image
         and below what the sandbox writes, shared by all sandboxes without a copy. A layer owns its first folder that
@@ -135,7 +135,7 @@ _log = logging.getLogger(__name__)
 
 
 class Slots:
-    """At most `limit` at once, in order of arrival.
+    """Gives out at most `limit` slots at once, in order of arrival.
 
     With `least` and `pressure` the limit adapts to the machine between `least` and `most`, by `Concurrency`; else it is
     `most`. What is open stays open when it shrinks; what wants to open waits. Those that come and wait look at the
@@ -155,7 +155,7 @@ class Slots:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """One of them, inside the context."""
+        """Wait for a slot, and hold it inside the context."""
         async with self._turn:
             while self.in_use >= self.look():
                 self._changed.clear()
@@ -171,12 +171,12 @@ class Slots:
             self._changed.set()
 
     def opened(self, kind: Hashable, seconds: float) -> None:
-        """What has a slot has opened: see `Concurrency.opened`."""
+        """Note that the sandbox of a slot has opened: see `Concurrency.opened`."""
         if self._concurrency is not None:
             self._concurrency.opened(kind, seconds)
 
     def look(self) -> int:
-        """The limit, by how the machine is now, or was less than a second ago."""
+        """Return the limit, by how the machine is now, or was less than a second ago."""
         now = time.monotonic()
         if self._concurrency is not None and now - self._looked >= SECONDS:
             self._looked = now
@@ -199,7 +199,7 @@ class Slots:
 
 @dataclass
 class Concurrency:
-    """Begins with `most`, at least `least`; `limit` is a `Limit`.
+    """Adapts how many sandboxes are open at once: `most` at first, at least `least`; `limit` is a `Limit`'s.
 
     They are too many if memory is short, or if processors are and most sandboxes open slowly: busy processors alone are
     what a run wants, so while they are busy, it takes some that open quickly for the limit to grow.
@@ -219,13 +219,13 @@ class Concurrency:
         return self._limit.limit
 
     def opened(self, kind: Hashable, seconds: float) -> None:
-        """A sandbox has opened. kind: what it has in common with those that open as quickly, such as its image."""
+        """Note that a sandbox has opened. kind: what those have in common that open as quickly, such as an image."""
         quickest = self._quickest[kind] = min(seconds, self._quickest.get(kind, seconds))
         self._slow.append(seconds > max(SLOW_SECONDS, SLOW * quickest))
 
     def observe(self, *, in_use: int, cpu_pressure: float, memory_pressure: float) -> int:
-        """The new limit. in_use: the most since the last observation. Pressures: share of the time that some process
-        had to wait.
+        """Adapt the limit and return it. in_use: the most since the last observation. Pressures: share of the time that
+        some process had to wait.
         """
         some_opened, most_slow = bool(self._slow), 2 * sum(self._slow) > len(self._slow)
         self._slow.clear()
@@ -238,7 +238,7 @@ class Concurrency:
 
 
 def read_pressure(folder: Path | None) -> tuple[float, float] | None:
-    """For CPU and for memory, the share of the last 10 s in which some process waited; None where it is not known."""
+    """Read the share of the last 10 s in which some process waited for CPU and for memory; None if it is unknown."""
     if folder is None:
         return None
     try:
@@ -252,13 +252,13 @@ def read_pressure(folder: Path | None) -> tuple[float, float] | None:
 async def open_sandbox(
     backend: str, files: Mapping[str, str | bytes], limits: Limits | None = None
 ) -> AsyncIterator[Sandbox]:
-    """One sandbox without a pool, for scripts and tests; it pays for starting the backend."""
+    """Open one sandbox for scripts and tests, which have no pool; it pays for starting the backend."""
     async with SandboxPool(backend, concurrency=1) as pool, pool.open(files, limits) as sandbox:
         yield sandbox
 
 
 def make_backend(name: str) -> Backend:
-    """Raises `UserError` for an unknown name, with those that there are."""
+    """Make the backend of this name. Raises `UserError` for an unknown one, with those that there are."""
     kind, _, of = name.partition(":")
     maker = backend_maker(kind)
     if of and not (getattr(maker, "takes_images", False) or getattr(maker, "wraps", False)):
@@ -268,13 +268,13 @@ def make_backend(name: str) -> Backend:
 
 
 def on_one_machine(name: str) -> str:
-    """The backend whose sandboxes these are, on whatever machine: `overlay` of `ray:overlay`."""
+    """Return the name of the backend whose sandboxes these are, on whatever machine: `overlay` of `ray:overlay`."""
     kind, _, of = name.partition(":")
     return of if getattr(backend_maker(kind), "wraps", False) else name
 
 
 def backend_maker(kind: str) -> Any:
-    """The class of a backend, or the function that makes one. Raises `UserError`."""
+    """Return the class of a backend, or the function that makes one. Raises `UserError`."""
     try:
         return load_object(BACKENDS.get(kind, kind), "rollout.sandbox")
     except UserError as error:
@@ -286,11 +286,11 @@ def backend_maker(kind: str) -> Any:
 
 
 def names_that(capability: str) -> list[str]:
-    """The built-in backends that have a capability of `Backend`."""
+    """List the built-in backends that have a capability of `Backend`."""
     return [name for name in BACKENDS if getattr(backend_maker(name), capability)]
 
 
-# What the sandboxes of every backend do alike.
+# The rest is what the sandboxes of every backend do alike.
 GONE = "[the sandbox's shell was killed and does not start again]\n"
 KILLED = 137
 _PIECE = 1 << 20  # bytes that are decoded at once: no other thread runs meanwhile
@@ -298,7 +298,7 @@ _UNKNOWN = b"\0"  # stands for a content that is not known: a patch only names w
 
 
 class BaseSandbox(abc.ABC):
-    """Leaves what it could not enter, and gives out no port unless its backend can."""
+    """A base of sandboxes that leaves what it could not enter, and gives out no port unless its backend can."""
 
     @abc.abstractmethod
     async def _enter(self) -> None:
@@ -325,14 +325,14 @@ class BaseSandbox(abc.ABC):
 
 
 async def result(code: int | None, seconds: float, head: bytes, tail: bytes, missing: int) -> ExecResult:
-    """`missing` bytes of output were dropped between head and tail. A long text is decoded in a thread."""
+    """Make a result. `missing` bytes of output were dropped between head and tail. Decodes a long text in a thread."""
     short = len(head) + len(tail) <= _PIECE
     output = render(head, tail, missing) if short else await asyncio.to_thread(render, head, tail, missing)
     return ExecResult(code, output, seconds, timed_out=code is None, truncated=missing > 0)
 
 
 def render(head: bytes, tail: bytes, missing: int) -> str:
-    """The text; where `missing` bytes were dropped between head and tail, with a marker that says how many."""
+    """Decode the output; where `missing` bytes were dropped between head and tail, a marker says how many."""
     if not missing:
         return "".join(_decoded(head + tail, "replace"))
     marker = f"\n[truncated: {missing} bytes missing here]\n"
@@ -348,7 +348,7 @@ def _decoded(data: bytes, errors: str) -> Iterator[str]:
 async def patch(
     files: Mapping[str, bytes], oversized: Iterable[str], deleted: Iterable[str], before: Callable[[str], bytes | None]
 ) -> str:
-    """The patch to `files`, the new and changed ones. `before` gives a file's content at the start, if it was there.
+    """Make the patch to `files`, the new and changed ones. `before` gives a file's content at the start, if any.
 
     oversized: changed files of too many bytes, which are only named. It is made in a thread, in bounded time: what a
     command has written decides how long it takes.

@@ -38,7 +38,7 @@ ANSWER_SECONDS = 60.0  # for one request of SWE-ReX, which waits for no command
 _LIVES_SECONDS = 3600.0  # of a deployment whose host has died
 _ATTEMPTS = 3
 _ARGUMENT_BYTES = 120_000  # the kernel takes 128 KiB
-# As in image/driver.sh.
+# image/driver.sh forgets them too.
 _FORGET_PROXIES = (
     'for __name in $(compgen -e); do [[ ${__name,,} != *_proxy ]] || unset "$__name"; done; unset __name\n'
 )
@@ -63,7 +63,7 @@ _DIFF = "git diff-tree -p --no-color --no-ext-diff --no-textconv --no-renames ST
 
 
 class RemoteBackend(Backend):
-    """`where`: one of `KINDS`, which `:IMAGE` may follow.
+    """A backend that deploys each sandbox by SWE-ReX. `where`: one of `KINDS`, which `:IMAGE` may follow.
 
     `options` are fields of SWE-ReX's configuration of that kind, such as `deployment_timeout=1800` of Modal's. `deploy`
     in place of `where` makes a `swerex.deployment.abstract.AbstractDeployment` of your own for an image's name.
@@ -146,7 +146,7 @@ class RemoteSandbox(ShellSandbox):
         await self.stop()
 
     async def stop(self) -> None:
-        """May be called at any time. What is starting can't be interrupted, and is stopped when that is over."""
+        """Stop the deployment, at any time. One that is starting can't be interrupted, and is stopped after that."""
         if self._stopping is None:
             self._stopping = asyncio.ensure_future(self._stop())
         await asyncio.shield(self._stopping)
@@ -165,8 +165,10 @@ class RemoteSandbox(ShellSandbox):
         await self._deployment.start()
 
     async def _undeploy(self) -> None:
-        """What SWE-ReX does, and what it leaves undone: its `stop` gives up where the server does not answer (to end
-        shells, of which there are none), and ends a sandbox of Modal's only where that has ended already."""
+        """Stop the deployment as SWE-ReX does, and do what it leaves undone: its `stop` gives up where the server does
+        not answer (to end shells, of which there are none), and ends a sandbox of Modal's only where that has ended
+        already.
+        """
         if getattr(self._deployment, "_runtime", None) is not None:
             self._deployment._runtime.close = lambda: asyncio.sleep(0)
         sandbox: Any = getattr(self._deployment, "_sandbox", None)
@@ -261,7 +263,7 @@ class RemoteSandbox(ShellSandbox):
         return str(done.stdout) if done else ""
 
     async def _request(self, method: str, kind: str, **fields: Any) -> Any:
-        """One that may be repeated; None where it is refused, as without a shell or with too many processes.
+        """Make a request that may be repeated; None where it is refused, as without a shell or with too many processes.
 
         Raises `SandboxError` where there is no answer.
         """
@@ -284,14 +286,14 @@ class RemoteSandbox(ShellSandbox):
 
 
 def _outcome(answer: str) -> tuple[int, int, bytes]:
-    """The exit status of a command, the bytes that are missing, and the others. Raises `ValueError`."""
+    """Parse the exit status of a command, the bytes that are missing, and the others. Raises `ValueError`."""
     status, head, tail, *_ = f"{answer}\n\n".split("\n")
     code, missing = map(int, status.split())
     return code, missing, base64.b64decode(head) + base64.b64decode(tail)
 
 
 def _as_text(change: bytes) -> str:
-    """A file's part of a patch, which only names it where it is not UTF-8."""
+    """Decode a file's part of a patch, which only names it where it is not UTF-8."""
     try:
         return change.decode()
     except UnicodeDecodeError:
@@ -299,7 +301,7 @@ def _as_text(change: bytes) -> str:
 
 
 def check(kind: str) -> None:
-    """Raises `UserError` where a deployment of this kind lacks a package, or an account."""
+    """Check that a deployment of this kind has its package, and an account. Raises `UserError` where it has not."""
     os.environ.setdefault("SWE_REX_LOG_STREAM_LEVEL", "CRITICAL")
     try:
         importlib.import_module(f"swerex.deployment.{kind}")
@@ -312,7 +314,7 @@ def check(kind: str) -> None:
 
 
 def configuration(kind: str, image: str, options: Mapping[str, Any]) -> Any:
-    """SWE-ReX's own, for a deployment of one of `KINDS`. Raises `UserError` without its key, or for unknown options."""
+    """Make SWE-ReX's configuration for one of `KINDS`. Raises `UserError` without its key, or for unknown options."""
     module: Any = importlib.import_module("swerex.deployment.config")
     fields: dict[str, Any] = {"container_timeout": _LIVES_SECONDS} if kind in ("daytona", "fargate") else {}
     if kind == "daytona":

@@ -36,8 +36,8 @@ from slime_swe.sandbox.image.layers import Layer, find_layers, taken
 from slime_swe.sandbox.image.sandbox import HISTORY, NO_HISTORY, Originals, is_tracked
 
 _REST = 1.0  # seconds from when a started container is taken until another one is started in its place
-# Those of Docker itself (moby's oci/defaults.go, version 28), which any list of ours replaces; then what tells of the
-# whole machine.
+# Docker's own paths come first (moby's oci/defaults.go, version 28), since any list of ours replaces them; then what
+# tells of the whole machine.
 _MASKED = [
     "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/latency_stats",
     "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap",
@@ -55,8 +55,8 @@ V = TypeVar("V")
 
 
 class DockerBackend(Backend):
-    """image: for tasks with files only. warm: number of containers that are kept started, over all images. cpus: of
-    each container.
+    """A backend that runs each sandbox in a container of Docker. image: for tasks with files only. warm: number of
+    containers that are kept started, over all images. cpus: of each container.
 
     network: the name of one of Docker's networks, for use in a backend of your own: a function that returns a
     `DockerBackend` with it.
@@ -102,7 +102,7 @@ class DockerBackend(Backend):
             self._images = Images(self._client, self._cache or cache_folder(), self.keep_free)
 
     def open(self, spec: SandboxSpec) -> DockerSandbox:
-        """A sandbox to be entered. Raises `SandboxError` before `start`."""
+        """Return a sandbox to be entered. Raises `SandboxError` before `start`."""
         images, wanted = self._images, spec.image or self._default
         if images is None:
             raise SandboxError("the sandbox backend has not been started")
@@ -134,9 +134,10 @@ class DockerBackend(Backend):
             docker_client.identify(name)
 
     def images_gib(self, names: Sequence[str]) -> float:
-        """The layers that each has alone, and those that several images of the daemon have, as far as these have such.
+        """Add the layers that each image has alone to those that several images of the daemon have, as far as these
+        have such.
 
-        At most: Docker does not say which images share a layer.
+        The sum is an upper bound: Docker does not say which images share a layer.
         """
         wanted = {docker_client.find(name) for name in names}
         with errors("docker does not tell what its images take"):
@@ -159,7 +160,7 @@ class DockerBackend(Backend):
         return Image(tag)
 
     async def _make(self, prepared: Prepared, folder: str, limits: Limits, layers: tuple[Layer, ...]) -> Started:
-        """A started container. Raises `DockerError`."""
+        """Create and start a container. Raises `DockerError`, and `SandboxError` where its driver does not come up."""
         made = await call("docker could not create a container", self._create, prepared, folder, limits, layers)
         try:
             return made, await start(self._client, made), prepared.originals
@@ -215,7 +216,7 @@ class DockerBackend(Backend):
 
 
 def _security(client: Any) -> list[str]:
-    """The options of every container. A daemon whose machine our filter does not know applies its own."""
+    """Return the security options of containers. A daemon whose machine our filter does not know applies its own."""
     info = client.info()
     options = ["no-new-privileges"]
     if seccomp.supports(info["Architecture"]):
@@ -236,7 +237,7 @@ class Images:
     """Finds an image, or makes it: once in this process, and once on this machine."""
 
     def __init__(self, client: Any, cache: Path, keep_free: float = 0.0) -> None:
-        """keep_free: see `DockerRoom`."""
+        """Pass `keep_free` on to `DockerRoom`."""
         self._client = client
         self._cache = cache
         self._room = DockerRoom(client, cache, keep_free)
@@ -245,7 +246,9 @@ class Images:
         self._fitting: set[tuple[str, Layer]] = set()  # an image's id, and a layer whose folder it does not have
 
     async def find(self, image: Image) -> Prepared:
-        """Raises `DockerError`, `SandboxError`; `UserError` for the host's own image where there can be none."""
+        """Prepare the image, or return what was prepared before. Raises `DockerError`, `SandboxError`; `UserError` for
+        the host's own image where there can be none.
+        """
         key = (image.name, image.folder)
         async with self._locks[key]:
             known = self._known.get(key)
@@ -255,7 +258,7 @@ class Images:
         return known
 
     def layers(self, folders: Sequence[Path], image: Image, prepared: Prepared) -> tuple[Layer, ...]:
-        """Blocks. Raises `UserError` for what is no layer of this image, `DockerError`."""
+        """Find the folders' layers. Blocks. Raises `DockerError`; `UserError` for what is no layer of this image."""
         layers = find_layers(folders, image)
         for layer in layers:
             if (prepared.identity, layer) not in self._fitting:
@@ -265,7 +268,7 @@ class Images:
         return layers
 
     def _has(self, identity: str, place: str) -> bool:
-        """Whether an image has anything at this path."""
+        """Say whether an image has anything at this path."""
         with errors(f"docker could not look into {identity}"), docker_client.created(identity) as container:
             try:
                 pieces, _ = self._client.get_archive(container, place)
@@ -295,7 +298,7 @@ class Images:
         return name
 
     def _without_history(self, source: str, folder: str, script: str, name: str) -> str:
-        """The id of the image without later history; of `source` where the repository has none."""
+        """Return the id of the image without later history; of `source` where the repository has none."""
         tag = f"{PREPARED}:{name}"
         none = self._cache / f"no-history-{name}"
         if none.exists():
@@ -331,7 +334,7 @@ class Images:
             self._client.remove_container(container, force=True, v=True)
 
     def _copy_tracked(self, identity: str, folder: str, to: Path) -> None:
-        """The regular files below `folder`; none where there is no such folder."""
+        """Copy the regular files below `folder`; none where there is no such folder."""
         with (
             errors(f"docker could not read {identity}"),
             docker_client.created(identity) as container,
@@ -363,7 +366,7 @@ class DockerRoom(Room):
         self._client = client
 
     def pulled(self, name: str) -> str:
-        """The id of the image, which is pulled where it isn't here, with room made for it before. Blocks."""
+        """Return the id of the image, which is pulled where it isn't here, with room made for it before. Blocks."""
         if self._keep_free and docker_client.find(name) is None:
             with errors("docker does not tell where it keeps images"):
                 disk = Path(self._client.info()["DockerRootDir"])
@@ -375,11 +378,11 @@ class DockerRoom(Room):
         return docker_client.identify(name)
 
     def has_gone(self, identity: str) -> bool:
-        """Whether an image that was here has been removed, by whatever process."""
+        """Say whether an image that was here has been removed, by whatever process."""
         return bool(self._keep_free) and docker_client.find(identity) is None
 
     def remove(self, name: str, made: Sequence[str]) -> bool:
-        """made: other images, and folders of the cache."""
+        """Remove an image as `Room.remove` does. made: other images, and folders of the cache."""
         for each in (*(each for each in made if not each.startswith("/")), name):
             try:
                 with errors(f"docker could not remove {each}"):
@@ -412,7 +415,7 @@ class WarmPool(Generic[K, T]):
         self._closed = asyncio.Event()
 
     async def take(self, kind: K, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """One of this kind, ready or made now. Raises what `make` raises."""
+        """Return one of this kind, ready or made now. Raises what `make` raises."""
         self._closed.clear()
         ready = self._ready.setdefault(kind, [])
         self._ready.move_to_end(kind)

@@ -33,26 +33,27 @@ class DockerError(SandboxError):
 
 
 def not_found() -> type[Exception]:
-    """What the SDK raises where there is no such container, image or path."""
+    """Return the class of the error that the SDK raises where there is no such container, image or path."""
     kind: type[Exception] = importlib.import_module("docker.errors").NotFound
     return kind
 
 
 def docker_error() -> type[Exception]:
-    """What the SDK raises where the daemon refuses."""
+    """Return the class of the error that the SDK raises where the daemon refuses."""
     kind: type[Exception] = importlib.import_module("docker.errors").APIError
     return kind
 
 
 def labels() -> dict[str, str]:
-    """What every container of ours has, so that a later run knows whose it is."""
+    """Return the labels of every container of ours, so that a later run knows whose it is."""
     return {OWNER_LABEL: process_identity()}
 
 
 @cache
 def connect() -> Any:
-    """The `docker.APIClient` of `DOCKER_HOST` and its like. Raises `UserError` without the SDK, `DockerError`
-    without a daemon."""
+    """Return the `docker.APIClient` of `DOCKER_HOST` and its like. Raises `UserError` without the SDK, `DockerError`
+    without a daemon.
+    """
     try:
         docker: Any = importlib.import_module("docker")  # by a statement, type checkers would find our folder docker/
     except ImportError as error:
@@ -82,26 +83,26 @@ def errors(what: str) -> Iterator[None]:
 
 
 async def call(what: str, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """A call of the SDK, which blocks, in a thread. Raises `DockerError`."""
+    """Make a call of the SDK, which blocks, in a thread. Raises `DockerError`."""
     with errors(what):
         return await asyncio.get_running_loop().run_in_executor(_threads(), partial(function, *args, **kwargs))
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Not the loop's own few, where a signal to a container would wait for others to start."""
+    """Return threads for calls: in the loop's own few, a signal to a container would wait for others to start."""
     return ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="docker")
 
 
 def import_tar(path: Path, name: str) -> None:
-    """`docker import`. Raises `DockerError`."""
+    """Import a tar file as an image, as `docker import` does. Raises `DockerError`."""
     repository, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "latest")
     with errors(f"docker could not import {name}"):
         connect().import_image_from_file(str(path), repository=repository, tag=tag)
 
 
 def find(name: str) -> str | None:
-    """The id of an image; None where it is not here. Raises `DockerError`, `UserError`."""
+    """Return the id of an image; None where it is not here. Raises `DockerError`, `UserError`."""
     client = connect()
     try:
         with errors(f"docker does not find the image {name}"):
@@ -113,7 +114,7 @@ def find(name: str) -> str | None:
 
 
 def answers() -> bool:
-    """Whether there is a daemon, and the SDK to ask it."""
+    """Say whether there is a daemon, and the SDK to ask it."""
     try:
         connect()
     except (UserError, DockerError):
@@ -122,7 +123,7 @@ def answers() -> bool:
 
 
 def identify(name: str) -> str:
-    """The id of an image, which is pulled where it isn't here. Raises `DockerError`, `UserError`."""
+    """Return the id of an image, which is pulled where it isn't here. Raises `DockerError`, `UserError`."""
     if found := find(name):
         return found
     client = connect()
@@ -132,14 +133,14 @@ def identify(name: str) -> str:
 
 
 def environment(identity: str) -> dict[str, str]:
-    """What an image asks for. Raises `DockerError`."""
+    """Return the environment variables that an image asks for. Raises `DockerError`."""
     with errors(f"docker does not find the image {identity}"):
         variables = connect().inspect_image(identity)["Config"].get("Env") or []
     return dict(variable.split("=", 1) for variable in variables)
 
 
 def confinement(image: str) -> Iterator[str]:
-    """The daemon, as far as it confines, and the id of an image that is named. Never raises."""
+    """Yield the daemon's facts, as far as it confines, and the id of an image that is named. Never raises."""
     try:
         client = connect()
         with errors("asking for Docker's version"):
@@ -153,13 +154,13 @@ def confinement(image: str) -> Iterator[str]:
 
 
 def bind(folder: str, place: str) -> Any:
-    """A folder of the daemon's machine, to be seen at `place` and not to be written."""
+    """Return a mount of a folder of the daemon's machine, to be seen at `place` and not to be written."""
     return importlib.import_module("docker.types").Mount(place, folder, type="bind", read_only=True)
 
 
 @contextmanager
 def created(identity: str) -> Iterator[str]:
-    """The id of a container that is never started, to look into. Raises what the SDK raises."""
+    """Create a container that is never started, to look into, and yield its id. Raises what the SDK raises."""
     client = connect()
     made = client.create_container(
         identity, command=["true"], network_disabled=True, use_config_proxy=False, labels=labels()
@@ -171,6 +172,6 @@ def created(identity: str) -> Iterator[str]:
 
 
 def export(identity: str) -> Iterator[bytes]:
-    """The files of an image, as a tar file. Raises `DockerError`."""
+    """Yield the files of an image, as a tar file. Raises `DockerError`."""
     with errors(f"docker could not export {identity}"), created(identity) as container:
         yield from connect().export(container)

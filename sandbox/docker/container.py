@@ -31,7 +31,7 @@ Started = tuple[str, Stream, Originals]  # a container's id, its driver, and wha
 
 
 class DockerSandbox(ImageSandbox):
-    """`take` gives a started container, new or from the warm pool."""
+    """A sandbox in a container of Docker. `take` gives a started container, new or from the warm pool."""
 
     def __init__(self, client: Any, take: Callable[[], Awaitable[Started]], image: Image, spec: SandboxSpec) -> None:
         super().__init__(image, spec)
@@ -59,7 +59,7 @@ class DockerSandbox(ImageSandbox):
             await call("docker does not end a container", self._client.wait, self._id)
 
     async def _listen_inside(self, port: int) -> socket.socket:
-        """One whose driver is started again has another network: its ports are gone."""
+        """Listen in the container's network. A driver that is started again has another: the ports before are gone."""
         assert self._id is not None, "not started"
         found = await call("docker does not find a container", self._client.inspect_container, self._id)
         if not found["State"]["Running"]:
@@ -102,7 +102,7 @@ _REPLACEMENT = "\ufffd"  # in place of what is not UTF-8: such a path can't be a
 def find_changes(
     client: Any, container: str, folder: str, originals: Originals, size_before: Callable[[str], int]
 ) -> Found:
-    """The changes below `folder`. Raises what the SDK raises; `OSError` (EFBIG) for what is too much."""
+    """Find the changes below `folder`. Raises what the SDK raises; `OSError` (EFBIG) for what is too much."""
     arguments = (client, container, folder, originals, size_before)
     try:
         try:
@@ -118,7 +118,7 @@ class _UnreachableError(Exception):
 
 
 class _Look:
-    """At one container, once."""
+    """One look at the files of one container."""
 
     def __init__(
         self, client: Any, container: str, folder: str, originals: Originals, size_before: Callable[[str], int]
@@ -132,7 +132,9 @@ class _Look:
         self._files: dict[str, bytes | None] = {}
 
     def at_what_has_changed(self) -> Found:
-        """Raises `_UnreachableError`."""
+        """Ask for the paths that the daemon lists as changed, or for everything where that is cheaper or the only way.
+        Raises `_UnreachableError`.
+        """
         folder, originals = self._folder, self._originals
         with self._unless_unreachable():
             listed = self._client.diff(self._container) or ()
@@ -182,7 +184,7 @@ class _Look:
         return Found(self._files, frozenset(self._originals.paths() - present))
 
     def _tracked(self, tar: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo]]:
-        """The files of the repository's archive. Raises `OSError` (EFBIG) where there are too many names or bytes."""
+        """Yield the files of the repository's archive. Raises `OSError` (EFBIG) for too many names or bytes."""
         left = _MOST_BYTES + sum(map(self._originals.size, self._originals.paths()))
         for entry in tar:
             left -= entry.size
@@ -212,7 +214,9 @@ class _Look:
 
     @contextlib.contextmanager
     def _archive(self, path: str) -> Iterator[tuple[Iterable[bytes], dict[str, Any] | None]]:
-        """The archive of a path, and what it is; None where there is nothing. Raises `_UnreachableError`."""
+        """Open the archive of a path, and yield it with the daemon's facts about the path; None for these where there
+        is nothing. Raises `_UnreachableError`.
+        """
         try:
             with self._unless_unreachable():
                 pieces, found = self._client.get_archive(self._container, path)
@@ -241,7 +245,7 @@ class _Look:
 
 
 class _Reader(io.RawIOBase):
-    """A file to read from pieces of bytes."""
+    """A file that is read from pieces of bytes."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -272,7 +276,7 @@ def _parents(path: str) -> list[str]:
 
 
 def _and_above(folder: str) -> list[str]:
-    """The folder and those that it is in, as the daemon writes them."""
+    """List the folder and those that it is in, as the daemon writes them."""
     return [f"/{path}" for path in (*_parents(folder.strip("/")), folder.strip("/"))]
 
 
@@ -309,7 +313,7 @@ _HEADER_BYTES = 8
 
 
 class AttachedStream(Stream):
-    """In pieces, each with its length before it, as the daemon sends them."""
+    """A stream whose output comes in pieces, each with its length before it, as the daemon sends them."""
 
     _left = 0  # of the piece that is being read
 
@@ -354,9 +358,9 @@ _ADVICE = (
 
 
 def listen(container: str, pid: int, port: int) -> socket.socket:
-    """A socket that listens there. `pid`: the container's first process, as the daemon knows it.
+    """Open a socket that listens in the container's network. `pid`: of its first process, as the daemon knows it.
 
-    Raises `SandboxError` where that is out of reach, `OSError` where the port can't be had.
+    Raises `SandboxError` where that network is out of reach, `OSError` where the port can't be had.
     """
     try:
         namespace = _namespace(container, pid)
@@ -372,7 +376,9 @@ def listen(container: str, pid: int, port: int) -> socket.socket:
 
 
 def _namespace(container: str, pid: int) -> int:
-    """Of the process, if it is the container's: elsewhere than beside the daemon its pid is another process's."""
+    """Open the network namespace of the process, if it is the container's: elsewhere than beside the daemon its pid is
+    another process's. Raises `OSError` where it is not, or can't be opened.
+    """
     process = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)  # this very one, should the pid be used again
     try:
         groups = os.open("cgroup", os.O_RDONLY, dir_fd=process)

@@ -1,4 +1,4 @@
-"""What the fork server's interpreter is started with. Nothing is imported before it has noted what is loaded."""
+"""The fork server's interpreter is started with this file. Nothing is imported before it has noted what is loaded."""
 
 import sys
 

@@ -32,7 +32,7 @@ done
 
 
 class Outcome(NamedTuple):
-    """`exit_code` is None where the command was killed, at its time limit or because the host cancelled it."""
+    """A command's outcome. `exit_code` is None where it was killed, at its time limit or by the host's cancellation."""
 
     exit_code: int | None
     seconds: float
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 class Commands:
-    """Keeps the shell between commands. After each command nothing that it started is alive."""
+    """Runs commands, and keeps the shell between them. After each command nothing that it started is alive."""
 
     def __init__(
         self, limits: Mapping[str, Any], contained: bool, interpreter: python_fork.Interpreter, channel: Channel
@@ -52,7 +52,7 @@ class Commands:
         self._shell: Shell | None = None
 
     def run(self, command: str, seconds: float) -> Outcome:
-        """Raises `EOFError` where the host leaves meanwhile."""
+        """Run a command, and kill it after `seconds` or a cancellation. Raises `EOFError` where the host leaves."""
         started = time.monotonic()
         output = CappedOutput(int(self._limits["output_bytes"]))
         code = self._dispatch(command, started + seconds, output)
@@ -129,7 +129,7 @@ class Commands:
         return shell
 
     def _watch(self, output_fd: int, ended_fd: int, deadline: float, output: CappedOutput) -> bool:
-        """Collect output until the command has ended: True; until it is to be killed: False."""
+        """Collect output: return True when the command has ended, False when it is to be killed."""
         poller = select.poll()
         for fd in (output_fd, ended_fd, self._channel.fileno()):
             poller.register(fd, select.POLLIN)
@@ -166,7 +166,7 @@ def _drain(output_fd: int, output: CappedOutput) -> None:
 
 
 def _exit_code(wait_status: int) -> int:
-    """What a shell reports of a process that ended so."""
+    """Return the exit code that a shell reports of a process that ended with this wait status."""
     code = os.waitstatus_to_exitcode(wait_status)
     return 128 - code if code < 0 else code
 
@@ -197,7 +197,7 @@ class Shell:
             data = data[os.write(self._command_fd, data) :]
 
     def exit_code(self) -> int | None:
-        """The status that `status_fd` has ready; None where bash died instead, or is killed here for a forged one."""
+        """Return the status that `status_fd` has; None where bash died instead, or is killed here for a forged one."""
         line = os.read(self.status_fd, 64)  # bash writes a line at once
         token, _, status = line.partition(b" ")
         if token == self._token and status[:-1].isdigit():

@@ -1,11 +1,11 @@
-"""What confines a sandbox that is forked from the fork server, by our own system calls.
+"""The confinement of a sandbox that is forked from the fork server, by our own system calls.
 
 `Contained` and `Plain`: how a fork becomes a sandbox's first process, with namespaces of its own or without. `System`:
-what the first kind has for its root. What system calls it may make is in `seccomp`. A sandbox of an image is confined
-by bubblewrap or Apptainer, over what `launcher` has mounted.
+the root of the first kind. What system calls it may make is in `seccomp`. A sandbox of an image is confined by
+bubblewrap or Apptainer, over what `launcher` has mounted.
 
-What this does not cover: the kernel is shared (a kernel bug is a way out), CPU time and memory of a fork are limited
-per process and not per sandbox, and the fork server's read-only system (/usr, the Python installation) can be read.
+Not covered: the kernel is shared (a kernel bug is a way out), CPU time and memory of a fork are limited per process and
+not per sandbox, and the fork server's read-only system (/usr, the Python installation) can be read.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ _ELSEWHERE = ("/proc", "/dev", "/etc")  # mounts that are no folder of the syste
 
 
 class _Slot(NamedTuple):
-    """What no two sandboxes have that are open at once: a user id of the fork server's, and a folder for /dev. None:
-    they have the current one, and the host's device files."""
+    """A user id of the fork server's and a folder for /dev, which no two sandboxes have that are open at once. None:
+    they have the current user, and the host's device files.
+    """
 
     user: int | None
     device_folder: str | None
 
 
 class Contained:
-    """Sandboxes with namespaces of their own: `fork`, then `enter` and `leave` in the child; `close` in the supervisor.
+    """Starts sandboxes with their own namespaces: `fork`, then `enter` and `leave` in the child; `close` in the
+    supervisor.
 
     No namespace is used again: what it counts (the packets of a loopback) would tell one sandbox of another.
     """
@@ -47,8 +49,9 @@ class Contained:
     contained = True  # they have a pid namespace
 
     def __init__(self, users: tuple[int, int] | None, devices_fd: int) -> None:
-        """users: the first of those that sandboxes become, and how many there are. None: all stay what this is.
-        devices_fd: of the socket for `devices.Folders`, where it has been given any."""
+        """Prepare what sandboxes are forked with. users: the first of those that they become, and how many there are;
+        None: all stay what this is. devices_fd: of the socket for `devices.Folders`, where it has been given any.
+        """
         self._users = users
         self._system_calls = kernel.Filter(seccomp.program())
         kernel.join_new_session_keyring()  # and each sandbox another one, as far as there may be so many
@@ -69,11 +72,11 @@ class Contained:
 
     @property
     def separate(self) -> bool:
-        """Whether no file of the system is the same inode in two sandboxes."""
+        """True where no file of the system is the same inode in two sandboxes."""
         return self._system is not None
 
     def fork(self) -> int:
-        """0 in the new sandbox's first process. Raises `OSError`."""
+        """Fork a sandbox's first process: return its pid, or 0 in it. Raises `OSError`."""
         self._network = self._networks.take()
         self._slot = self._free.pop() if self._free else self._new_slot()
         kernel.unshare(kernel.NEWPID)
@@ -90,12 +93,12 @@ class Contained:
         return pid
 
     def _new_slot(self) -> _Slot:
-        """Raises `OSError`."""
+        """Make a slot. Raises `OSError`."""
         user = None if self._users is None else self._users[0] + len(self._slots) % self._users[1]
         return _Slot(user, self._devices.take() if self._devices is not None else None)
 
     def ended(self, pid: int) -> None:
-        """Its slot is the next one's. Any other pid is ignored."""
+        """Give the slot of the sandbox with this first process to the next one. Any other pid is ignored."""
         if pid in self._slots:
             self._free.append(self._slots.pop(pid))
 
@@ -107,10 +110,10 @@ class Contained:
         _enter(int(limits["disk_bytes"]), self._slot, self._network, self._system, self._system_calls)
 
     def leave(self) -> None:
-        """Nothing to do: the kernel removes the mounts with the process."""
+        """Do nothing: the kernel removes the mounts with the process."""
 
     def close(self) -> None:
-        """Nothing to do: when the supervisor ends, the kernel kills every process of the fork server."""
+        """Do nothing: when the supervisor ends, the kernel kills every process of the fork server."""
 
 
 class _Networks:
@@ -130,7 +133,7 @@ class _Networks:
         self._made = ours
 
     def take(self) -> int:
-        """The file descriptor of one that nothing has used. Raises `OSError`."""
+        """Return the file descriptor of a namespace that nothing has used. Raises `OSError`."""
         _, fds, _, _ = socket.recv_fds(self._made, 1, 1)
         if not fds:
             raise OSError(errno.ECHILD, "the process that makes network namespaces has ended")
@@ -141,7 +144,7 @@ class _Networks:
 
 
 def _make_networks(fd: int) -> None:
-    """Until the other end is closed."""
+    """Make network namespaces until the other end is closed."""
     os.closerange(fd + 1, 65536)
     with socket.socket(fileno=fd) as takes:
         takes.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least: four or so
@@ -154,7 +157,7 @@ def _make_networks(fd: int) -> None:
 
 
 def _enter(disk_bytes: int, slot: _Slot, network: int, system: System | None, system_calls: kernel.Filter) -> None:
-    """Private mounts, a network and a user, no capability left. The caller is PID 1 of a new pid namespace already.
+    """Enter private mounts, a network and a user, without capabilities. The caller is PID 1 of a new pid namespace.
 
     A sandbox never runs as the host's root, whom the kernel exempts from RLIMIT_NPROC and allows to write /proc/sys
     even without a capability.
@@ -197,7 +200,7 @@ def _mount_private(disk_bytes: int, slot: _Slot, system: System | None) -> None:
 
 
 def _own_user_namespace() -> None:
-    """A user namespace of its own, so that RLIMIT_NPROC counts this sandbox alone (Linux >= 5.14)."""
+    """Enter a new user namespace, so that RLIMIT_NPROC counts this sandbox alone (Linux >= 5.14)."""
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(kernel.NEWUSER)
     kernel.set_dumpable(True)  # or /proc/self belongs to root, and the maps can't be written
@@ -221,7 +224,9 @@ class System:
     """
 
     def __init__(self) -> None:
-        """Raises `OSError` where this kernel lets no user namespace mount an overlay (before Linux 5.11)."""
+        """Lay out the layers of a root, and try to mount it. Raises `OSError` where this kernel lets no user namespace
+        mount an overlay (before Linux 5.11).
+        """
         mounts = _mounts()
         root = next(number for number, (_, point) in mounts.items() if point == "/")
         trees = {number: point for number, (parent, point) in mounts.items() if parent == root}
@@ -252,7 +257,7 @@ class System:
                     kernel.unmount(point)
 
     def mount(self) -> str:
-        """The folder of a new root, with nothing mounted yet at /dev, /proc, /tmp and the repository."""
+        """Mount a new root and return its folder, with nothing mounted yet at /dev, /proc, /tmp and the repository."""
         os.chdir(_STAGE)  # and relative names: what an overlay lies over is in /proc/self/mountinfo
         for tree, layers in self._layers.items():
             flags = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -261,7 +266,7 @@ class System:
 
     @staticmethod
     def cover_counters(root: str) -> None:
-        """Once /proc is mounted there."""
+        """Mount the files of `counters` over those of /proc, once that is mounted there."""
         for name, place in counters.here():
             kernel.bind(f"{root}/{_COUNTERS_FOLDER}/{name}", root + place)
 
@@ -274,7 +279,7 @@ class System:
         os.chdir("/")
 
     def _try(self) -> None:
-        """In a fork, whose mounts go with it."""
+        """Mount a root in a fork, whose mounts go with it. Raises `OSError` where that fails."""
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -290,20 +295,20 @@ class System:
 
 
 def _mounts() -> dict[int, tuple[int, str]]:
-    """By its number: a mount's parent and its place."""
+    """Read the mounts of this namespace: number → parent's number and place."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         rows = [line.split() for line in file]
     return {int(row[0]): (int(row[1]), _unescaped(row[4])) for row in rows}
 
 
 def _unescaped(path: str) -> str:
-    """The kernel writes blanks and backslashes as octal numbers. No codec is imported, which sandboxes would see."""
+    """Decode octal numbers for blanks and backslashes, without importing a codec, which sandboxes would see."""
     first, *others = path.split("\\")
     return first + "".join(chr(int(part[:3], 8)) + part[3:] for part in others)
 
 
 def _copy_skeleton(place: str) -> None:
-    """The folders, links and small files of the fork server's own root, and of /dev what is no device."""
+    """Copy the folders, links and small files of the fork server's own root, and of /dev what is no device."""
     _copy("-x", "/", place)
     _copy("/etc", place)
     for name in os.listdir("/dev"):
@@ -318,8 +323,9 @@ def _copy_skeleton(place: str) -> None:
 
 
 def _hide(tree: str, bare: str, hidden: str, shown: str, whiteouts: str) -> None:
-    """Of a folder of the tree that is mounted over: what the mount has not is whited out, what it has of its own is
-    copied."""
+    """Prepare a folder of the tree that is mounted over: what the mount has not is whited out, what it has of its own
+    is copied.
+    """
     for layer in (shown, whiteouts):
         folder = ""
         for name in hidden.split("/"):
@@ -339,12 +345,12 @@ def _hide(tree: str, bare: str, hidden: str, shown: str, whiteouts: str) -> None
 
 
 def _copy(*arguments: str) -> None:
-    """What this user may not read is left out."""
+    """Copy by `cp`. What this user may not read is left out."""
     os.spawnlp(os.P_WAIT, "cp", "cp", "-dR", "--preserve=mode,timestamps,links", *arguments)
 
 
 class Plain:
-    """Sandboxes that are ordinary processes with a temporary folder each: the fallback without bubblewrap."""
+    """Starts sandboxes that are ordinary processes with a temporary folder each: the fallback without bubblewrap."""
 
     contained = False
     separate = True  # so far as they are at all: nothing is confined here
@@ -358,7 +364,7 @@ class Plain:
         return os.fork()
 
     def ended(self, pid: int) -> None:
-        """Nothing to do: the sandbox has removed its folder."""
+        """Do nothing: the sandbox has removed its folder."""
 
     def enter(self, limits: Mapping[str, Any]) -> None:
         kernel.become_subreaper()

@@ -26,7 +26,7 @@ def places() -> list[str]:
 
 
 def write(folder: str) -> None:
-    """Make a folder with a file for each."""
+    """Make a folder with the file that a sandbox reads for each of these."""
     os.makedirs(folder)
     for place, text in _SHOWN.items():
         fd = os.open(f"{folder}/{_name(place)}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
@@ -35,7 +35,7 @@ def write(folder: str) -> None:
 
 
 def here() -> Iterator[tuple[str, str]]:
-    """Of those that this kernel has: the file's name in the folder, and where it is to be mounted."""
+    """Yield, for each of these that this kernel has, the file's name in the folder and where it is to be mounted."""
     return ((_name(place), place) for place in _SHOWN if os.path.exists(place))
 
 

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _make_ahead(fd: int) -> None:
-    """As many as the socket's buffer holds, until the other end is closed."""
+    """Make as many folders as the socket's buffer holds, until the other end is closed."""
     os.closerange(fd + 1, 65536)
     with socket.socket(fileno=fd) as made, contextlib.suppress(BrokenPipeError):
         made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least: four or so
@@ -76,13 +76,13 @@ def _make_folder(number: int) -> None:
 
 
 class Folders:
-    """In the fork server: each is given out once."""
+    """Gives out, in the fork server, each folder of device files once."""
 
     def __init__(self, fd: int) -> None:
         self._made = socket.socket(fileno=fd)
 
     def take(self) -> str:
-        """Raises `OSError`."""
+        """Return a folder that no sandbox has had. Raises `OSError`."""
         number = self._made.recv(64)
         if not number:
             raise ChildProcessError("the process that makes device files has ended")
@@ -93,7 +93,7 @@ class Folders:
 
 
 def make(folder: str) -> None:
-    """A new folder of device files. Raises `PermissionError` where this user can make none."""
+    """Make a new folder of device files. Raises `PermissionError` where this user can make none."""
     os.mkdir(folder, 0o755)
     mask = os.umask(0)
     try:

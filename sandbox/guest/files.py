@@ -22,26 +22,27 @@ CACHE_FOLDERS = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff
 
 
 def is_left_out(name: str, *, folder: bool) -> bool:
-    """Whether a diff holds no file, or nothing in a folder, of this name: caches, and what git takes for a repository's
-    own, which is a folder, or the file of a worktree or submodule that says where that is."""
+    """Say whether a diff holds no file, or nothing in a folder, of this name: caches, and what git takes for a
+    repository's own, which is a folder, or the file of a worktree or submodule that says where that is.
+    """
     return name.lower() == ".git" or (name in CACHE_FOLDERS if folder else name.endswith(".pyc"))
 
 
 class ReadBudget:
-    """What is left of names and of growth while the files of one repository are read."""
+    """The bytes of names and of growth that are left while the files of one repository are read."""
 
     def __init__(self) -> None:
         self._names = MAX_NAME_BYTES
         self._growth = MAX_GROWTH_BYTES
 
     def name(self, path: str) -> None:
-        """One more name. Raises `OSError` (EFBIG) where there are too many."""
+        """Count one more name. Raises `OSError` (EFBIG) where there are too many."""
         self._names -= len(os.fsencode(path)) + _NAME_COST
         if self._names < 0:
             raise OSError(errno.EFBIG, "too many files", path)
 
     def most(self, size_before: int) -> int:
-        """The size up to which a file is read."""
+        """Return the size, in bytes, up to which a file is read."""
         return size_before + min(self._growth, MAX_FILE_BYTES)
 
     def spend(self, size_before: int, size: int) -> None:
@@ -49,7 +50,7 @@ class ReadBudget:
 
 
 class Changes(NamedTuple):
-    """What is new or different, by path. `oversized`: changed, and too large to be given in full."""
+    """The files that are new or different, by path. `oversized`: changed, and too large to be given in full."""
 
     files: dict[str, bytes]
     oversized: list[str]
@@ -57,7 +58,7 @@ class Changes(NamedTuple):
 
 
 def read(path: str, most: int = MAX_FILE_BYTES) -> bytes:
-    """A regular file's bytes. Raises `OSError`, EFBIG where there are more than `most`.
+    """Read a regular file's bytes. Raises `OSError`, EFBIG where there are more than `most`.
 
     A file may have holes, so that its size is bounded neither by the disk nor by what was ever written.
     """
@@ -101,8 +102,8 @@ def write(files: Mapping[str, bytes]) -> None:
 
 
 def changes(initial: Mapping[str, bytes]) -> Changes:
-    """How the regular files below the working directory differ from `initial`; caches, links and what is git's are left
-    out.
+    """Find how the regular files below the working directory differ from `initial`; caches, links and what is git's are
+    left out.
 
     Where permissions are in the way they are widened: these are the sandbox's own files, and a patch holds no modes.
     What can still not be read counts as unchanged. Raises `OSError` (EFBIG) where there are too many names.
@@ -128,7 +129,7 @@ def changes(initial: Mapping[str, bytes]) -> Changes:
 
 
 def _walk(budget: ReadBudget) -> tuple[set[str], tuple[str, ...]]:
-    """The regular files; and of each folder that can't be listed what the paths below it begin with."""
+    """Find the regular files; and of each folder that can't be listed what the paths below it begin with."""
     paths: set[str] = set()
     unlisted: list[str] = []
     waiting = [""]
@@ -168,7 +169,7 @@ def _read_readable(path: str, most: int) -> bytes:
 
 
 def _is_out_of_reach(error: OSError) -> bool:
-    """Whether this is what a command can do to a path, rather than a failure of the system."""
+    """Say whether this is what a command can do to a path, rather than a failure of the system."""
     return error.errno not in _FAILURES
 
 
@@ -180,7 +181,7 @@ def read_up_to(fd: int, size: int) -> bytes:
 
 
 def _make_folders(folder: str) -> None:
-    """As `os.makedirs` does, but without its recursion, which ends at a thousand levels."""
+    """Make a folder and its parents, without the recursion of `os.makedirs`, which ends at a thousand levels."""
     missing = [folder]
     while (parent := os.path.dirname(missing[-1])) and not os.path.isdir(parent):
         missing.append(parent)

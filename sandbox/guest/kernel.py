@@ -47,12 +47,12 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def bind(source: str, target: str) -> None:
-    """The new mount is read-only where the one that holds `source` is."""
+    """Mount `source` at `target`, read-only where the mount that holds `source` is."""
     mount(source, target, "none", MS_BIND)
 
 
 def make_read_only(target: str) -> None:
-    """A mount of a device file: it can be written all the same, but nobody can set its times."""
+    """Make a mount of a device file read-only: the file can be written all the same, but nobody can set its times."""
     mount("none", target, "none", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
 
 
@@ -70,12 +70,12 @@ def write(path: str, text: str) -> None:
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Whether processes of the same user may trace this one and read its /proc entries."""
+    """Set whether processes of the same user may trace this one and read its /proc entries."""
     _check(_libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
 
 
 def become_subreaper() -> None:
-    """Orphaned descendants become this process's children, not init's."""
+    """Make orphaned descendants this process's children, not init's."""
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
@@ -99,7 +99,7 @@ class Filter:
         self._program = ctypes.create_string_buffer(packed, len(packed))
 
     def load(self) -> None:
-        """For this process and all that it forks, for good. No new privileges must have been set."""
+        """Load it for this process and all that it forks, for good. No new privileges must have been set."""
         result = _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), self._program, 0, 0)
         _check(result, "prctl(PR_SET_SECCOMP)")
 
@@ -127,8 +127,8 @@ def open_low_ports() -> None:
 
 
 def listen(namespace: int, port: int) -> socket.socket:
-    """A socket that listens on the loopback of an open network namespace. The calling thread is in that one from then
-    on, and is to end. Raises `OSError`: EPERM without the capabilities to enter it.
+    """Open a socket that listens on the loopback of an open network namespace. The calling thread is in that one from
+    then on, and is to end. Raises `OSError`: EPERM without the capabilities to enter it.
     """
     setns(namespace, NEWNET)
     return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)

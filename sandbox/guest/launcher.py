@@ -70,7 +70,7 @@ def _end_all() -> None:
 
 
 def _listen(port: int, namespace: int, answers: int) -> None:
-    """In the fork: never returns. Answers with the socket, or with what is in its way."""
+    """Answer with a listening socket, or with what is in its way. Runs in the fork and never returns."""
     try:
         with socket.socket(fileno=answers) as answer:
             try:
@@ -83,7 +83,9 @@ def _listen(port: int, namespace: int, answers: int) -> None:
 
 
 def _become(request: dict[str, Any], fds: list[int], root: bool) -> None:
-    """In the fork: never returns. What goes wrong is reported on the new process's stderr."""
+    """Become the process that was asked for. Runs in the fork and never returns: what goes wrong is reported on the new
+    process's stderr.
+    """
     try:
         os.setsid()
         for group in request["joins"]:
@@ -116,12 +118,12 @@ def _become(request: dict[str, Any], fds: list[int], root: bool) -> None:
 
 
 def _mount_overlay(place: str, disk: str, layers: Sequence[str], options: str) -> None:
-    """In a mount namespace of its own: what is written below `place`, and at place/root the overlay over the layers,
-    the topmost first.
+    """Mount, in a new mount namespace, what is written at `place`, and at place/root the overlay over the layers, the
+    topmost first.
 
-    disk: the bytes of a tmpfs for it, or a folder. In it are also place/shm, for a /dev/shm, and what is mounted over
-    parts of /proc (`bubblewrap.proc_mounts`). No folder is mounted by its name: a sandbox reads in /proc/self/mountinfo
-    what it was mounted by.
+    disk: the bytes of a tmpfs for what is written, or a folder. In it are also place/shm, for a /dev/shm, and what is
+    mounted over parts of /proc (`bubblewrap.proc_mounts`). No folder is mounted by its name: a sandbox reads in
+    /proc/self/mountinfo what it was mounted by.
     """
     kernel.unshare(kernel.NEWNS)
     kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
@@ -143,8 +145,8 @@ def _mount_overlay(place: str, disk: str, layers: Sequence[str], options: str) -
 
 
 def _own_proc(folder: str) -> None:
-    """A /proc whose inodes nobody else has (Linux 5.8), for its read-only parts to be taken from. Of the host's pid
-    namespace only the host's root may mount one: another user's sandboxes have those parts of the host's own.
+    """Mount a /proc whose inodes nobody else has (Linux 5.8), for its read-only parts to be taken from. Of the host's
+    pid namespace only the host's root may mount one: another user's sandboxes have those parts of the host's own.
     """
     try:
         kernel.mount("proc", folder, "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
@@ -167,7 +169,7 @@ def _own_devices(folder: str) -> None:
 
 
 def _put_filter() -> None:
-    """A file of its own: what reads it moves its position."""
+    """Put the filter at `SECCOMP_FD`, in a file of its own: what reads it moves its position."""
     program = os.memfd_create("seccomp")
     os.write(program, seccomp.program())
     os.lseek(program, 0, os.SEEK_SET)
@@ -175,7 +177,7 @@ def _put_filter() -> None:
 
 
 def _become_root_inside() -> None:
-    """A user namespace in which this user is root, and there is nobody else."""
+    """Enter a user namespace in which this user is root, and there is nobody else."""
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(kernel.NEWUSER)
     for path, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
@@ -183,8 +185,8 @@ def _become_root_inside() -> None:
 
 
 def _enter_all_users() -> None:
-    """A user namespace with the users of this one, each as itself, whose root has no power outside. Needs root, who
-    alone may map others.
+    """Enter a user namespace with the users of this one, each as itself, whose root has no power outside. Needs root,
+    who alone may map others.
     """
     ready, waits = os.pipe()
     mapped, maps = os.pipe()
@@ -213,7 +215,7 @@ def _enter_all_users() -> None:
 
 
 def _as_themselves(path: str) -> str:
-    """The ids of this namespace, each mapped to itself."""
+    """Return the map of this namespace's ids, each to itself."""
     with open(path, encoding="ascii") as file:
         rows = [line.split() for line in file]
     return "\n".join(f"{inside} {inside} {count}" for inside, _, count in rows)

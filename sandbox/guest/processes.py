@@ -12,7 +12,7 @@ from typing import Any
 from . import kernel
 
 OPEN_FILES = 4096  # of a process; a sandbox's share of the machine's is as many times its processes
-# What the kernel counts for each user, and lets a user run out of.
+# The kernel counts these for each user, and lets a user run out of them.
 _PENDING_SIGNALS, _LOCKED_BYTES, _QUEUE_BYTES = 1024, 1 << 20, 128 << 10
 _INOTIFY_INSTANCES, _INOTIFY_WATCHES = 4, 4096
 _RLIMIT_SIGPENDING, _RLIMIT_MSGQUEUE = 11, 12  # `resource` does not name them
@@ -43,16 +43,16 @@ def set_limits(limits: Mapping[str, Any], contained: bool) -> None:
 
 
 def limit_watches() -> None:
-    """Of the current user namespace, whose root the caller is: how much inotify there may be in it. The kernel counts
-    it for the host's user too, who by default may have 128 instances.
+    """Limit how much inotify there may be in the current user namespace, whose root the caller is. The kernel counts it
+    for the host's user too, who by default may have 128 instances.
     """
     kernel.write("/proc/sys/user/max_inotify_instances", str(_INOTIFY_INSTANCES))
     kernel.write("/proc/sys/user/max_inotify_watches", str(_INOTIFY_WATCHES))
 
 
 def reset_signals() -> None:
-    """What a freshly started program expects, however this one was started: `nohup` and a shell's background ignore
-    signals, Python ignores some, PID 1 more.
+    """Give signals the defaults that a freshly started program expects, however this one was started: `nohup` and a
+    shell's background ignore signals, Python ignores some, PID 1 more.
     """
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
@@ -60,7 +60,7 @@ def reset_signals() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """All living processes below `pid`, parents first."""
+    """List all living processes below `pid`, parents first."""
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -87,7 +87,7 @@ def kill_all(contained: bool) -> None:
 
 
 def reap() -> list[int]:
-    """Collect the children that have ended, adopted ones too."""
+    """Collect the children that have ended, adopted ones too, and return their pids."""
     ended: list[int] = []
     with contextlib.suppress(ChildProcessError):
         while pid := os.waitpid(-1, os.WNOHANG)[0]:

@@ -41,7 +41,7 @@ _INTERRUPTED = -1  # ends by SIGINT, as an uncaught KeyboardInterrupt does
 
 
 class PythonCommand(NamedTuple):
-    """`program` is a script's path, or a module's name where `is_module`; `argv` is the whole command line."""
+    """A command of Python. `program` is a script's path, or a module's name where `is_module`; `argv` is all of it."""
 
     argv: list[str]
     program: str
@@ -50,7 +50,7 @@ class PythonCommand(NamedTuple):
 
 
 def parse(command: str) -> PythonCommand | None:
-    """The command where it is a simple one with the flags -I -S -B, each once and no other; else None."""
+    """Parse a command: None unless it is a simple one with the flags -I -S -B, each once and no other."""
     if not _PLAIN.fullmatch(command):
         return None
     argv = command.split()
@@ -73,7 +73,7 @@ class Interpreter:
     """
 
     def __init__(self, imports: WarmImports, path: list[str]) -> None:
-        """`path` is `sys.path` as this interpreter had it when it started."""
+        """Make it look freshly started. `path` is `sys.path` as this interpreter had it when it started."""
         self._executables = {name: shutil.which(name) or "" for name in ("python", "python3")}
         self._itself = os.path.realpath(sys.executable)
         _fill_flags()
@@ -93,7 +93,7 @@ class Interpreter:
             self._compiled[path, source] = code
 
     def accepts(self, command: PythonCommand) -> bool:
-        """Whether forking gives what starting the program would give."""
+        """Say whether forking gives what starting the program would give."""
         executable = self._executables[command.argv[0]]
         same = bool(executable) and os.path.realpath(executable) == self._itself
         return same and (command.is_module or os.path.isfile(command.program))
@@ -109,7 +109,7 @@ class Interpreter:
         _run_to_the_end(_module if command.is_module else self._script, command.program, self._library)
 
     def _script(self, path: str) -> None:
-        """What `python SCRIPT` does."""
+        """Run a script as `python SCRIPT` does."""
         path = os.path.abspath(path)
         with open(path, "rb") as file:
             source = file.read()
@@ -130,7 +130,7 @@ def _main_module() -> ModuleType:
 
 
 def _fill_flags() -> None:
-    """`sys.flags` as `-I` sets them: this process was started without, to take its hash seed from the environment."""
+    """Set `sys.flags` as `-I` does: this process was started without, to take its hash seed from the environment."""
     order = re.findall(r"(\w+)=", repr(sys.flags))
     for name in _ISOLATED_FIELDS:
         place = ctypes.c_ssize_t(order.index(name))
@@ -142,7 +142,7 @@ def _compile(path: str, source: bytes) -> CodeType:
 
 
 def _module(name: str) -> None:
-    """What `python -m MODULE` does."""
+    """Run a module as `python -m MODULE` does."""
     runpy: Any = __import__("runpy")  # an import like the program's own, with all that comes with it
     runpy._run_module_as_main(name)
 
@@ -213,7 +213,7 @@ def _is_own(name: str, module: object, library: tuple[str, ...]) -> bool:
 
 
 def _clear(module: ModuleType) -> None:
-    """In the order of CPython's `_PyModule_Clear`: names with one underscore, then the others."""
+    """Clear a module in the order of CPython's `_PyModule_Clear`: names with one underscore, then the others."""
     namespace = vars(module)
     for private in (True, False):
         for name in list(namespace):
@@ -234,6 +234,6 @@ def _flush_standard() -> bool:
 
 
 def _flush(stream: TextIO | None) -> None:
-    """Raises `OSError` or `ValueError`."""
+    """Flush a stream that is open. Raises `OSError` or `ValueError`."""
     if stream is not None and not stream.closed:
         stream.flush()

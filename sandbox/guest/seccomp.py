@@ -1,4 +1,4 @@
-"""Which system calls a sandbox may make, as the program that the kernel's seccomp runs at each, and as a profile for
+"""The system calls that a sandbox may make, as the program that the kernel's seccomp runs at each, and as a profile for
 Docker and Apptainer.
 
 What Docker's default profile refuses to a container without capabilities is refused, and more: reaching into other
@@ -29,13 +29,14 @@ REFUSED = """
     set_mempolicy_home_node setdomainname sethostname setns settimeofday statmount swapoff swapon sysfs syslog umount2
     unshare uselib userfaultfd ustat vhangup
 """.split()
-# As by a kernel that lacks them. The flags of clone3 lie behind a pointer; every libc takes clone instead. cachestat
-# and mincore tell what other sandboxes have read of a shared file. One call of io_setup takes what the machine has.
+# These are answered as by a kernel that lacks them. The flags of clone3 lie behind a pointer; every libc takes clone
+# instead. cachestat and mincore tell what other sandboxes have read of a shared file. One call of io_setup takes what
+# the machine has.
 UNKNOWN = "clone3 cachestat mincore io_setup _sysctl afs_syscall getpmsg putpmsg security tuxcall vserver".split()
 
 
 class Condition(NamedTuple):
-    """On an argument's lower 32 bits: that they are a value, are not, or have no bit of it."""
+    """A condition on an argument's lower 32 bits: that they are a value, are not, or have no bit of it."""
 
     argument: int
     kind: Literal["is", "is not", "has not"]
@@ -87,7 +88,7 @@ RULES: Mapping[str, Rule] = {
     "socket": _SOCKETS,
     "socketpair": _SOCKETS,
     "clone": Rule([[Condition(0, "has not", _NEW_NAMESPACES)]], errno.EPERM),
-    # Whether a page of a shared file has been read lately. A kernel may say so of any file.
+    # This tells whether a page of a shared file has been read lately. A kernel may say so of any file.
     "preadv2": Rule([[Condition(5, "has not", _RWF_NOWAIT)]], errno.EOPNOTSUPP),
     "personality": Rule([[Condition(0, "is", value)] for value in _PERSONALITIES], errno.EPERM),
     "prlimit64": _NOT_THE_FIRST,
@@ -114,7 +115,7 @@ def supports(machine: str) -> bool:
 
 
 def program(machine: str | None = None) -> bytes:
-    """The filter in the kernel's BPF (see its Documentation/userspace-api/seccomp_filter.rst).
+    """Assemble the filter in the kernel's BPF (see its Documentation/userspace-api/seccomp_filter.rst).
 
     Raises `KeyError` for an architecture that there is none for.
     """
@@ -135,8 +136,9 @@ def program(machine: str | None = None) -> bytes:
 
 
 def profile(machine: str | None = None) -> dict[str, Any]:
-    """The same in the format of the OCI's runtime specification, as far as that goes. Where no condition holds, the
-    call is not there, but for the cases that a rule names as refused. A call of another architecture ends the process.
+    """Return the filter in the format of the OCI's runtime specification, as far as that goes. Where no condition
+    holds, the call is not there, but for the cases that a rule names as refused. A call of another architecture ends
+    the process. Raises `KeyError` as `program` does.
     """
     machine = machine or os.uname().machine
     names = sorted(set(numbers(machine)) - set(REFUSED) - set(UNKNOWN) - set(RULES))
@@ -158,7 +160,7 @@ def profile(machine: str | None = None) -> dict[str, Any]:
 
 
 def _as_arguments(condition: Condition) -> list[dict[str, Any]]:
-    """Comparisons of which one must hold.
+    """List comparisons of which one must hold.
 
     Each is of some of the lower 32 bits, since the format's other operators compare 64, of which the kernel reads 32.
     So a pid is another one if any of its bits is another.
@@ -193,14 +195,14 @@ def _by_rule(rule: Rule) -> Block:
 
 
 def _unless(condition: Condition, skip: int) -> Instruction:
-    """Skip instructions unless the condition holds."""
+    """Make the instruction that skips so many others unless the condition holds."""
     if condition.kind == "is":
         return _IF_EQUAL, 0, skip, condition.value
     return (_IF_EQUAL if condition.kind == "is not" else _IF_ANY_BIT), skip, 0, condition.value
 
 
 def _runs(answers: Mapping[int, Block], default: Block) -> list[tuple[int, Block]]:
-    """The first of each run of numbers with the same answer. After the highest number the answer is the default."""
+    """List the first of each run of numbers with one answer. After the highest number the answer is the default."""
     runs: list[tuple[int, Block]] = []
     for number in range(max(answers) + 2):
         block = answers.get(number, default)
@@ -210,7 +212,7 @@ def _runs(answers: Mapping[int, Block], default: Block) -> list[tuple[int, Block
 
 
 def _search(runs: Sequence[tuple[int, Block]]) -> Block:
-    """A binary search for the run of the number that is loaded."""
+    """Assemble a binary search for the run of the number that is loaded."""
     if len(runs) == 1:
         return runs[0][1]
     middle = len(runs) // 2
@@ -229,7 +231,7 @@ _SHARED = """
     statmount listmount lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal setxattrat getxattrat
     listxattrat removexattrat open_tree_attr file_getattr file_setattr
 """
-# In order of their numbers; "-" is a number without a call.
+# The calls are in order of their numbers; "-" is a number without a call.
 _X86_64 = """
     read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask
     rt_sigreturn ioctl pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise
@@ -295,7 +297,7 @@ _AARCH64 = """
 
 
 def numbers(machine: str) -> dict[str, int]:
-    """Every call's number on an architecture, by name, as of Linux 6.18. Raises `KeyError` for one that is not here."""
+    """Map an architecture's calls to their numbers, as of Linux 6.18. Raises `KeyError` for one that is not here."""
     own = {"x86_64": _X86_64, "aarch64": _AARCH64}[machine].split()
     pairs = [*enumerate(own), *enumerate(_SHARED.split(), _SHARED_FROM)]
     return {name: number for number, name in pairs if name != "-"}

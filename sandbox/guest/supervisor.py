@@ -40,7 +40,7 @@ class Server:
         self._initial: dict[str, bytes] = {}
 
     def serve(self, channel: Channel) -> None:
-        """Returns when the host has closed its end; nothing else is running then."""
+        """Answer requests until the host has closed its end; nothing else is running then."""
         try:
             while True:
                 request, blob = channel.receive()
@@ -67,7 +67,7 @@ class Server:
         return {**answer, "head": len(head), "missing": outcome.output.missing}, head + tail
 
     def _start(self, request: Mapping[str, Any], blob: bytes) -> Answer:
-        """The files that the sandbox starts with, which `changes` compares with."""
+        """Write the files that the sandbox starts with, and keep them for `changes` to compare with."""
         self._initial = wire.unpack_files(request["files"], blob)
         files.write(self._initial)
         return {}, b""
@@ -127,7 +127,7 @@ def _kill(first: list[int]) -> None:
 
 
 def _start_afresh() -> None:
-    """Forks inherit what is Python's own, and nothing of how the host was started."""
+    """Reset what forks would inherit of how the host was started: signals, but for Python's own, and the umask."""
     python_s = {number: signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
     processes.reset_signals()
     for number, handler in python_s.items():
@@ -154,7 +154,7 @@ def _fork(confinement: Confinement, channel: Channel) -> int:
 def _become_sandbox(
     confinement: Confinement, channel: Channel, limits: dict[str, Any], interpreter: Interpreter
 ) -> None:
-    """In the forked child: never returns."""
+    """Be the sandbox's first process. Runs in the forked child and never returns."""
     try:
         confinement.enter(limits)
         Server(Commands(limits, confinement.contained, interpreter, channel)).serve(channel)

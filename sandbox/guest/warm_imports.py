@@ -67,7 +67,7 @@ class WarmImports:
         return _spec(name, self._cache[name], self)
 
     def take(self, name: str) -> ModuleType:
-        """The loaded module, which leaves the cache; what it imported itself is put in its place."""
+        """Return the loaded module, which leaves the cache; what it imported itself is put in its place."""
         module = self._cache.pop(name)
         fresh = [brought for brought in self._closures[name] if brought in self._cache and brought not in sys.modules]
         sys.modules.update((brought, self._cache.pop(brought)) for brought in fresh)
@@ -105,7 +105,7 @@ class _Loader:
         return self._imports.take(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run: undo what the import system wrote into the module."""
+        """Run nothing, but undo what the import system wrote into the module."""
         module.__spec__, module.__loader__ = self._original
 
     def __getattr__(self, name: str) -> Any:
@@ -113,7 +113,7 @@ class _Loader:
 
 
 def _spec(name: str, module: ModuleType, imports: WarmImports) -> ModuleSpec:
-    """The module's own spec but for the loader."""
+    """Return the module's own spec but for the loader."""
     own = getattr(module, "__spec__", None)
     loader: Any = _Loader(imports, own, getattr(module, "__loader__", None))
     spec = type(sys.__spec__)(name, loader, origin=own and own.origin)  # ModuleSpec: naming it would be an import
@@ -125,7 +125,7 @@ def _spec(name: str, module: ModuleType, imports: WarmImports) -> ModuleSpec:
 
 
 def _record_imports(names: Sequence[str]) -> dict[str, set[str]]:
-    """Import the modules; module → the modules that its body imported, loaded before or not."""
+    """Import the modules, and return module → the modules that its body imported, loaded before or not."""
     imports: dict[str, set[str]] = {}
     original = builtins.__import__
 
@@ -159,7 +159,7 @@ def _absolute(name: str, package: str, level: int) -> str:
 
 
 def _closure(name: str, imports: Mapping[str, set[str]], cache: Mapping[str, ModuleType]) -> list[str]:
-    """Every cached module that importing `name` alone brings into `sys.modules`, aliases such as `os.path` included."""
+    """List every cached module that importing `name` alone brings into `sys.modules`, aliases (`os.path`) included."""
     aliases = [key for key, module in cache.items() if getattr(getattr(module, "__spec__", None), "name", "") != key]
     found: dict[str, None] = {}
     waiting = [name]

@@ -17,13 +17,13 @@ def encode(message: Mapping[str, Any], blob: bytes = b"") -> bytes:
 
 
 def pack_files(files: Iterable[tuple[str, bytes]]) -> tuple[list[tuple[str, int]], bytes]:
-    """An index of (path, size) for the JSON, and the contents, end to end, for the blob."""
+    """Return an index of (path, size) for the JSON, and the contents, end to end, for the blob."""
     pairs = list(files)
     return [(path, len(content)) for path, content in pairs], b"".join(content for _, content in pairs)
 
 
 def unpack_files(index: Iterable[tuple[str, int]], blob: bytes) -> dict[str, bytes]:
-    """The inverse of `pack_files`. Raises `ValueError` where the sizes don't add up to the blob."""
+    """Undo `pack_files`. Raises `ValueError` where the sizes don't add up to the blob."""
     files: dict[str, bytes] = {}
     start = 0
     for path, size in index:
@@ -35,7 +35,7 @@ def unpack_files(index: Iterable[tuple[str, int]], blob: bytes) -> dict[str, byt
 
 
 class Channel:
-    """Blocking frames over a stream socket. `EOFError` means that the host has left: the sandbox must end."""
+    """Sends and receives frames over a stream socket, and blocks. `EOFError`: the host has left, a sandbox must end."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -90,7 +90,7 @@ class CappedOutput:
             self._trim()
 
     def parts(self) -> tuple[bytes, bytes]:
-        """The head and the tail; `missing` bytes lie between them."""
+        """Return the head and the tail; `missing` bytes lie between them."""
         self._trim()
         return bytes(self._head), bytes(self._tail)
 

@@ -38,7 +38,7 @@ class Stream:
         self._others = others
 
     async def read(self) -> bytes:
-        """The next bytes; none at the end."""
+        """Read the next bytes; none at the end."""
         return await self._reader.read(STREAM_BYTES)
 
     def write(self, data: bytes) -> None:
@@ -52,10 +52,11 @@ class Stream:
 
 
 def driver_command(limits: Limits, folder: str, *, bounded: bool) -> list[str]:
-    """The program that is to be a container's first process.
+    """Return the command that is to be a container's first process.
 
-    `bounded`: whether the container's memory and processes are. If not, each process's address space is, and the number
-    of processes by what the kernel counts for the user: in the container alone since Linux 5.14, and never for root.
+    `bounded`: whether the container's memory and processes are limited. If not, each process's address space is, and
+    the number of processes by what the kernel counts for the user: in the container alone since Linux 5.14, and never
+    for root.
     """
     flags = limit_flags(limits) if bounded else f"{limit_flags(limits, memory=True)} -u {limits.processes + 1}"
     script = Path(__file__).with_name("driver.sh").read_text(encoding="utf-8")
@@ -63,13 +64,13 @@ def driver_command(limits: Limits, folder: str, *, bounded: bool) -> list[str]:
 
 
 def limit_flags(limits: Limits, *, memory: bool = False) -> str:
-    """Those of bash's `ulimit` for each process of a command; `memory`: its address space too."""
+    """Return the flags of bash's `ulimit` for each process of a command; `memory`: its address space is limited too."""
     flags = f"-c 0 -t {limits.cpu_seconds} -f {limits.file_bytes // 1024}"
     return f"{flags} -v {limits.memory_bytes // 1024}" if memory else flags
 
 
 async def await_ready(stream: Stream, seconds: float) -> None:
-    """Raises `ShellDied` where the driver does not say that it is there."""
+    """Wait until the driver says that it is there. Raises `ShellDied` where it does not within `seconds`."""
     said = b""
     try:
         async with asyncio.timeout(seconds):
@@ -95,10 +96,10 @@ class Shell:
     async def run(
         self, command: bytes, output: CappedOutput, seconds: float, *, kind: Kind = "run", stdin: bytes = b""
     ) -> int | None:
-        """The exit status of a command (no NUL bytes); None where it was killed at its time limit.
+        """Run a command (no NUL bytes), and return its exit status; None where it was killed at its time limit.
 
-        137 where it was killed by a signal of its own to the driver. A cancelled call kills its command, in the
-        background; the next call waits for that. Raises `ShellDied`.
+        The status is 137 where it was killed by a signal of its own to the driver. A cancelled call kills its command,
+        in the background; the next call waits for that. Raises `ShellDied`.
         """
         self.started = False
         await self.settled()
@@ -131,8 +132,8 @@ class Shell:
             self._stopping = None
 
     async def _stop(self, answer: asyncio.Future[tuple[int, bool]]) -> None:
-        """Kill the running command and wait until it has ended. Repeated, since a signal that comes before the command
-        has no effect.
+        """Kill the running command and wait until it has ended. The signal is repeated, since one that comes before the
+        command has no effect.
         """
         try:
             for seconds in INTERRUPT_SECONDS:
@@ -153,7 +154,7 @@ class Shell:
     async def _exchange(
         self, command: bytes, output: CappedOutput, kind: Kind = "run", stdin: bytes = b""
     ) -> tuple[int, bool]:
-        """Send a command and collect what it prints: its exit status, and whether the host had the driver kill it."""
+        """Send a command and collect its output. Returns its exit status, and whether the host had it killed."""
         token = secrets.token_hex(16).encode()
         padding = -len(stdin) % BLOCK_BYTES
         blocks = (len(stdin) + padding) // BLOCK_BYTES
@@ -195,6 +196,6 @@ class Shell:
 
 
 def retrieve(ended: asyncio.Future[Any]) -> None:
-    """What it raised is raised where it is awaited; that nobody does is no error."""
+    """Retrieve a future's error: it is raised where the future is awaited, and that nobody does is no error."""
     if not ended.cancelled():
         ended.exception()

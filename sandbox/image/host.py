@@ -43,7 +43,7 @@ _FILES = {
 
 
 def identity() -> Iterator[str]:
-    """What an image of this machine is made of, for a fingerprint."""
+    """Yield what an image of this machine is made of, for a fingerprint."""
     try:
         yield digest()
     except UserError:
@@ -51,14 +51,14 @@ def identity() -> Iterator[str]:
 
 
 def digest(packages: Sequence[str] = PACKAGES) -> str:
-    """What the image is made of, as a short name: it changes with the machine's packages. Raises `UserError`."""
+    """Hash what the image is made of to a short name, which changes with the machine's packages. Raises `UserError`."""
     installed = _installed()
     lines = [f"{name} {installed[name].version}" for name in _closure(packages, installed)]
     return hashlib.sha256("\n".join([*lines, Path(__file__).read_text(encoding="utf-8")]).encode()).hexdigest()[:12]
 
 
 def write_tar(path: Path, packages: Sequence[str] = PACKAGES) -> None:
-    """The image's file system as a tar file, as `docker import` takes it. Raises `UserError`, `OSError`."""
+    """Write the image's file system as a tar file, as `docker import` takes it. Raises `UserError`, `OSError`."""
     names = b"\0".join(os.fsencode(name) for name in _contents(packages))
     flags = ["--no-recursion", "--owner=root:0", "--group=root:0", "--format=gnu", "--null", "-T", "-"]
     subprocess.run(["tar", "-C", "/", *flags, "-cf", str(path)], input=names, check=True)
@@ -76,7 +76,7 @@ def write_tar(path: Path, packages: Sequence[str] = PACKAGES) -> None:
 
 
 def write_folder(folder: Path, packages: Sequence[str] = PACKAGES) -> None:
-    """The same, unpacked into a folder that is new or empty."""
+    """Unpack the image's file system into a folder that is new or empty. Raises as `write_tar` does."""
     packed = folder.with_name(f"{folder.name}.tar")
     try:
         write_tar(packed, packages)
@@ -87,7 +87,7 @@ def write_folder(folder: Path, packages: Sequence[str] = PACKAGES) -> None:
 
 
 def import_tag(name: str, packages: Sequence[str] = PACKAGES, add: Callable[[Path], None] | None = None) -> None:
-    """The same, as a Docker image; `add` fills its /testbed. Raises `SandboxError` where Docker fails."""
+    """Import the image into Docker; `add` fills its /testbed. Raises as `write_tar`; `SandboxError` if Docker fails."""
     with tempfile.TemporaryDirectory() as folder:
         packed, repository = Path(folder, "image.tar"), Path(folder, "testbed")
         write_tar(packed, packages)
@@ -105,7 +105,7 @@ class _Package(NamedTuple):
 
 
 def _installed() -> dict[str, _Package]:
-    """The machine's packages; those that a package provides stand for it."""
+    """List the machine's packages by name and by the names they provide. Raises `UserError` where there is no dpkg."""
     if shutil.which("dpkg-query") is None:
         raise UserError(
             "an image of this machine's own packages needs dpkg, which is not here: name an image, such as "
@@ -129,7 +129,9 @@ def _names(text: str) -> list[str]:
 
 
 def _closure(packages: Sequence[str], installed: Mapping[str, _Package]) -> list[str]:
-    """The packages and all that they need, one name each; what is not installed is left out but for the asked."""
+    """List the packages and all that they need, one name each; what is needed and not installed is left out. Raises
+    `UserError` where one of `packages` is not installed.
+    """
     missing = [name for name in packages if name not in installed]
     if missing:
         raise UserError(f"the host image needs {', '.join(missing)}: apt-get install {' '.join(missing)}")
@@ -145,7 +147,7 @@ def _closure(packages: Sequence[str], installed: Mapping[str, _Package]) -> list
 
 
 def _contents(packages: Sequence[str]) -> list[str]:
-    """The paths of this machine, without a slash before them, that the image has too."""
+    """List the paths of this machine, without a slash before them, that the image has too."""
     installed = _installed()
     merged = _merged()
     names: set[str] = set()
@@ -164,8 +166,9 @@ def _contents(packages: Sequence[str]) -> list[str]:
 
 
 def _compiled(names: Set[str]) -> Iterator[str]:
-    """What this machine has compiled of the Python modules among these, which no package lists: without it, each
-    process in a sandbox compiles again what it imports."""
+    """Yield what this machine has compiled of the Python modules among these, which no package lists: without it, each
+    process in a sandbox compiles again what it imports.
+    """
     modules = {name.removesuffix(".py") for name in names if name.endswith(".py")}
     for folder in {os.path.dirname(module) for module in modules}:
         place = f"{folder}/__pycache__"
@@ -177,7 +180,7 @@ def _compiled(names: Set[str]) -> Iterator[str]:
 
 
 def _alternatives(names: Set[str]) -> Iterator[tuple[str, str]]:
-    """The links that Debian's alternatives system makes to files of the image, such as `awk`; they are no package's."""
+    """Yield the links of Debian's alternatives system to files of the image, such as `awk`; they are no package's."""
     for folder in ("/usr/bin", "/usr/sbin"):
         for link in Path(folder).iterdir():
             middle = os.readlink(link) if link.is_symlink() else ""
@@ -186,7 +189,7 @@ def _alternatives(names: Set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _merged() -> list[str]:
-    """The top folders that are links into /usr."""
+    """List the top folders that are links into /usr."""
     names = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
     return [name for name in names if os.path.islink(f"/{name}")]
 
@@ -198,7 +201,7 @@ def _entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
 
 
 def as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """A filter for `TarFile.add`."""
+    """Give an entry of a tar file to root, as a filter for `TarFile.add`."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     return entry

@@ -13,7 +13,8 @@ from slime_swe.errors import UserError
 
 @dataclass(frozen=True)
 class Layer:
-    """folder: holds a tree as seen from /. own: its first folder that holds anything other than one subfolder.
+    """A layer that sandboxes see over their image. folder: holds a tree as seen from /. own: its first folder that
+    holds anything other than one subfolder.
 
     `own` is what the layer adds to an image, which must not have it. So a mount there, as in Docker, and an overlay
     show the same files.
@@ -24,7 +25,7 @@ class Layer:
 
 
 def find_layers(folders: Sequence[Path], image: Image) -> tuple[Layer, ...]:
-    """Raises `UserError` for a folder that is no layer, or that overlaps another layer or the repository."""
+    """Find each folder's layer. Raises `UserError` where it has none, or it overlaps another or the repository."""
     layers = tuple(map(_find, folders))
     repository = PurePosixPath(image.folder)
     for number, layer in enumerate(layers):
@@ -40,7 +41,7 @@ def find_layers(folders: Sequence[Path], image: Image) -> tuple[Layer, ...]:
 
 
 def taken(layer: Layer, image: Image) -> UserError:
-    """The error for an image that has a layer's folder, or a link on the way to it."""
+    """Return the error for an image that has a layer's folder, or a link on the way to it."""
     return UserError(
         f"the layer {layer.folder} adds {layer.own}, which the image {image.name} has already: "
         "put what it holds into a folder of its own, such as opt/agents/NAME"

@@ -72,10 +72,10 @@ class ShellSandbox(pool.BaseSandbox):
     async def _run(
         self, command: bytes, output: CappedOutput, seconds: float, *, kind: Kind = "run", stdin: bytes = b""
     ) -> int | None:
-        """The exit status of a command without NUL bytes; None where it was killed at its time limit."""
+        """Run a command without NUL bytes, and return its exit status; None where it was killed at its time limit."""
 
     async def exec(self, command: str, *, timeout: float | None = None) -> ExecResult:
-        """`timeout` in seconds, the limits' `wall_seconds` where it is None."""
+        """Run a command for at most `timeout` seconds, the limits' `wall_seconds` where that is None."""
         if "\0" in command:
             return ExecResult(_NUL_EXIT_CODE, "a command can't hold a NUL byte\n", 0.0)
         seconds = self._limits.wall_seconds if timeout is None else timeout
@@ -101,7 +101,9 @@ class ShellSandbox(pool.BaseSandbox):
         await self._feed(script, content, path)
 
     async def _write_files(self) -> None:
-        """The files that the task starts with; a fresh sandbox that can't hold them is no doing of the policy's."""
+        """Write the files that the task starts with. Raises `SandboxError`: a fresh sandbox that can't hold them is no
+        doing of the policy's.
+        """
         try:
             await self._feed(_UNPACK.encode(), await asyncio.to_thread(as_tar, self._files), "")
         except OSError as error:
@@ -116,7 +118,7 @@ class ShellSandbox(pool.BaseSandbox):
 
 
 class ImageSandbox(ShellSandbox):
-    """Entering it starts it, runs the image's setup and writes the files over the image's."""
+    """A sandbox in a container. Entering it starts it, runs the image's setup and writes the files over the image's."""
 
     def __init__(self, image: Image, spec: SandboxSpec) -> None:
         super().__init__(image, spec)
@@ -143,21 +145,22 @@ class ImageSandbox(ShellSandbox):
 
     @abc.abstractmethod
     async def _listen_inside(self, port: int) -> socket.socket:
-        """A socket that listens on the loopback of the container's network.
+        """Open a socket that listens on the loopback of the container's network.
 
         Raises `OSError` where the port is taken, `ShellDied` where the network went with the driver.
         """
 
     @abc.abstractmethod
     async def _find_changes(self, size_before: Callable[[str], int]) -> Found:
-        """Look, without the help of any program inside. `size_before` gives the bytes that a file had at the start.
+        """Find what differs from the image, without the help of any program inside. `size_before` gives the bytes that
+        a file had at the start.
 
         Raises `OSError` (EFBIG) where there are too many names.
         """
 
     @abc.abstractmethod
     async def _remove(self) -> None:
-        """End the container and leave nothing of it. May be called at any time, and more than once."""
+        """End the container and leave nothing of it. This may be called at any time, and more than once."""
 
     async def diff(self) -> str:
         async with self._lock:
@@ -187,7 +190,7 @@ class ImageSandbox(ShellSandbox):
         return listening
 
     async def _listen(self, port: int) -> socket.socket:
-        """Where the network went with the driver, in that of a new one."""
+        """Listen inside; where the network went with the driver, in that of a new one. Raises `OSError`."""
         for last in (False, True):
             if self._shell is None:
                 break
@@ -199,7 +202,7 @@ class ImageSandbox(ShellSandbox):
         raise OSError(errno.ENETDOWN, os.strerror(errno.ENETDOWN), f"port {port}")
 
     def _close_ports(self) -> None:
-        """Those that are still open; the loop may be watching for connections."""
+        """Close the ports that are still open; the loop may be watching for connections."""
         ports, self._ports = self._ports, []
         for listening in ports:
             if listening.fileno() >= 0:
@@ -244,7 +247,7 @@ class ImageSandbox(ShellSandbox):
     async def _run(
         self, command: bytes, output: CappedOutput, seconds: float, *, kind: Kind = "run", stdin: bytes = b""
     ) -> int | None:
-        """Run it in the shell, which is brought up again where it has died: see the module's docstring."""
+        """Run a command in the shell, which is brought up again where it has died: see the module's docstring."""
         if not self._open:
             raise SandboxError("the sandbox is not open")
         deadline = time.monotonic() + seconds
@@ -262,7 +265,7 @@ class ImageSandbox(ShellSandbox):
         raise AssertionError("not reached")
 
     async def _revive(self) -> None:
-        """A new driver on the same files; none where they no longer hold what it takes to start."""
+        """Start a new driver on the same files; none where they no longer hold what it takes to start."""
         if not self._open or self._shell is None:
             raise SandboxError("the sandbox is not open")
         old, self._shell = self._shell, None
@@ -275,12 +278,12 @@ class ImageSandbox(ShellSandbox):
             await self._kill()
 
 
-# What a sandbox of an image started with, and how its files differ from that.
+# The rest finds how a sandbox's files differ from those that it started with.
 MAX_PATH_BYTES = 4095  # what the system opens
 
 
 def is_tracked(path: str) -> bool:
-    """Whether a file is part of a diff: caches are not, nor what is git's, nor what no path reaches."""
+    """Say whether a file is part of a diff: caches are not, nor what is git's, nor what no path reaches."""
     *folders, name = path.split("/")
     left_out = is_left_out(name, folder=False) or any(is_left_out(each, folder=True) for each in folders)
     return not left_out and len(os.fsencode(path)) <= MAX_PATH_BYTES
@@ -296,11 +299,11 @@ class Originals:
         return self._sizes.keys()
 
     def size(self, path: str) -> int:
-        """0 where there is no such file."""
+        """Return a file's size in bytes, 0 where there is no such file."""
         return self._sizes.get(path, 0)
 
     def read(self, path: str) -> bytes | None:
-        """None where there is no such file."""
+        """Read a file; None where there is no such file."""
         return (self._folder / path).read_bytes() if path in self._sizes else None
 
     @functools.cached_property
@@ -318,7 +321,7 @@ class Originals:
 
 @dataclass(frozen=True)
 class Found:
-    """How a container's repository differs from its image's, as seen from outside.
+    """The differences of a container's repository from its image's, as seen from outside.
 
     files: the regular files that may be new or different; None for a file with more bytes than were asked for. hidden:
     paths at which, and below which, nothing of the image is left.
@@ -337,7 +340,7 @@ class Start:
         self._missing: frozenset[str] = frozenset()  # the image's files that were gone
 
     def after_setup(self, found: Found) -> None:
-        """What the setup has changed is part of the start."""
+        """Make what the setup has changed part of the start."""
         self._changed = dict(found.files)
         self._missing = self._gone(found)
 
@@ -346,7 +349,7 @@ class Start:
         self._missing -= files.keys()
 
     def read(self, path: str) -> bytes | None:
-        """The content of a file; None where there was none, or it is not known."""
+        """Return the content of a file; None where there was none, or it is not known."""
         if path in self._changed:
             return self._changed[path]
         return None if path in self._missing else self._originals.read(path)
@@ -357,7 +360,7 @@ class Start:
         return self._originals.size(path)
 
     def compare(self, found: Found) -> Changes:
-        """What has changed since."""
+        """Find what has changed since the start."""
         changes = Changes({}, [], [])
         gone = self._gone(found)
         same = (self._changed.keys() & self._originals.paths()) - found.files.keys() - gone  # as the image has them
@@ -371,7 +374,7 @@ class Start:
         return changes
 
     def _gone(self, found: Found) -> frozenset[str]:
-        """The image's files that are hidden, or are below what is hidden or is a file now."""
+        """List the image's files that are hidden, or are below what is hidden or is a file now."""
         hidden, present = found.hidden, found.files
         over = hidden | present.keys()
         paths = self._originals.paths() if over else ()
@@ -379,13 +382,13 @@ class Start:
 
 
 def _above(path: str) -> list[str]:
-    """The folders that a path is below, "" for the repository's own among them."""
+    """List the folders that a path is below, "" for the repository's own among them."""
     parts = path.split("/")
     return ["/".join(parts[:count]) for count in range(len(parts))]
 
 
 def _with_path(path: str, script: str) -> bytes:
-    """A script with `$path` set. Raises `FileNotFoundError` for what can't be a path."""
+    """Return a script with `$path` set. Raises `FileNotFoundError` for what can't be a path."""
     try:
         name = os.fsencode(path)
     except UnicodeEncodeError as error:
@@ -398,7 +401,7 @@ def _with_path(path: str, script: str) -> bytes:
 
 
 def _as_os_error(code: int | None, said: bytes, path: str) -> OSError:
-    """What went wrong inside, by the last thing that was said of it."""
+    """Make the error that happened inside, by the last thing that was said of it."""
     text = said.decode("utf-8", "replace").strip()
     if code is None:
         return OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), path)

@@ -69,14 +69,15 @@ _NET_ADMIN = 12  # the number of that capability
 
 
 class Roots:
-    """Images as folders on disk, with no later history in their repositories.
+    """Keeps images as folders on disk, with no later history in their repositories.
 
     Finds an image there, or puts it there: once in this process, and once on this machine.
     """
 
     def __init__(self, cache: Path, host: Host | None = None, keep_free: float = 0.0) -> None:
-        """host: what runs the script that cuts an image's history; without it, images are only looked for and got.
-        keep_free: see `FolderRoom`."""
+        """Keep images in the folder `cache`. host: what runs the script that cuts an image's history; without it,
+        images are only looked for and got. keep_free: see `FolderRoom`.
+        """
         self._cache = cache
         self._host = host
         self._room = FolderRoom(cache, keep_free)
@@ -84,8 +85,10 @@ class Roots:
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def find(self, image: Image) -> tuple[Root, Originals, int | None]:
-        """An image, and a descriptor to be closed when it is no longer used: until then nothing removes it. None where
-        nothing would. Raises `UserError` for a name that leads nowhere, `SandboxError` where it can't be unpacked."""
+        """Find an image. Returns its root, its original files, and a descriptor to be closed when it is no longer used:
+        until then nothing removes the image. The descriptor is None where nothing would. Raises `UserError` for a name
+        that leads nowhere, `SandboxError` where it can't be unpacked.
+        """
         key = (image.name, image.folder)
         async with self._locks[key]:
             for _ in range(_TRIES):
@@ -118,7 +121,7 @@ class Roots:
         return root, Originals(repository)
 
     def unpacked(self, name: str) -> tuple[Path, Mapping[str, str]]:
-        """The folder of an image's files, and the environment that it asks for."""
+        """Return an image's folder of files, and its environment. Raises `UserError` where there is no such folder."""
         folder = name.removeprefix("dir:")
         if folder.startswith("/"):
             if not os.path.isdir(folder):
@@ -131,7 +134,7 @@ class Roots:
         return place / "root", json.loads((place / "environment.json").read_text(encoding="utf-8"))
 
     def has(self, name: str) -> bool:
-        """Whether an image lies on this disk already."""
+        """Say whether an image lies on this disk already."""
         folder = name.removeprefix("dir:")
         if folder.startswith("/"):
             return os.path.isdir(folder)
@@ -145,7 +148,9 @@ class Roots:
             raise SandboxError(f"the image {name} could not be unpacked: {error}") from error
 
     def _exported(self, name: str) -> Path | None:
-        """Where a Docker image was exported to: the one that Docker has under this name now, else what was last."""
+        """Return the folder that a Docker image was exported to: the image that Docker has under this name now, else
+        the last one. None where there is none.
+        """
         identity = docker_client.find(name) if docker_client.answers() else None
         if identity is not None:
             place = self._cache / identity.replace(":", "-")
@@ -156,7 +161,7 @@ class Roots:
         return place if place.is_dir() else None
 
     def _export(self, name: str) -> Path:
-        """Out of Docker, which pulls it if need be; the cache keeps its name."""
+        """Export an image from Docker, which pulls it if need be; the cache keeps its name."""
         identity = docker_client.identify(name)
         place = made_once(self._cache / identity.replace(":", "-"), functools.partial(_export, identity))
         self._named(name).parent.mkdir(exist_ok=True)
@@ -164,11 +169,11 @@ class Roots:
         return place
 
     def _named(self, name: str) -> Path:
-        """A file that says which folder of the cache an image is exported to."""
+        """Return the path of the file that says which folder of the cache an image is exported to."""
         return self._cache / "names" / hashlib.sha256(name.encode()).hexdigest()[:16]
 
     def _history_layer(self, root: Root, folder: str, base: Path, repository: Path) -> Path:
-        """A layer over the image in which the repository has no later history."""
+        """Make a layer over the image, once, in which the repository has no later history."""
         script = HISTORY.read_text(encoding="utf-8")
         times = [f"{file}{_changed(file)}" for file in (base, repository / ".git", *(repository / ".git").glob("*"))]
         name = hashlib.sha256("\n".join([script, folder, *sorted(times)]).encode()).hexdigest()[:16]
@@ -197,7 +202,9 @@ class Roots:
 
 
 class OverlayBackend(Backend):
-    """`image`: for tasks of files alone. `cache`: a folder for what is made once for each image."""
+    """A backend that lays an overlay over an image's folder for each sandbox. `image`: for tasks of files alone.
+    `cache`: a folder for what is made once for each image.
+    """
 
     takes_images = True
     takes_layers = True
@@ -229,7 +236,7 @@ class OverlayBackend(Backend):
             self._roots = self.roots(cache, self._host, self.keep_free)
 
     def open(self, spec: SandboxSpec) -> OverlaySandbox:
-        """A sandbox to be entered. Raises `SandboxError` before `start`."""
+        """Return a sandbox to be entered. Raises `SandboxError` before `start`."""
         roots, host, wanted = self._roots, self._host, spec.image or self._default
         if roots is None or host is None:
             raise SandboxError("the sandbox backend has not been started")
@@ -270,7 +277,7 @@ class OverlayBackend(Backend):
         self.roots(self.image_folder()).get(name)
 
     def images_gib(self, names: Sequence[str]) -> float:
-        """By the files of at most `_MEASURED` of them."""
+        """Estimate the GiB by the files of fewer than twice `_MEASURED` of the images."""
         roots, looked_at = self.roots(self.image_folder()), names[:: max(1, len(names) // _MEASURED)]
         used = sum(disk_used(roots.unpacked(name)[0]) for name in looked_at)
         return used / 2**30 * len(names) / max(1, len(looked_at))
@@ -300,7 +307,7 @@ class OverlayBackend(Backend):
 
 
 def look(name: str, cache: Path, owner: str, kind: type[Runner]) -> Host:
-    """What this machine has for backend `name`. Raises `UserError` where something needed is missing."""
+    """Find what this machine has for backend `name`, and start the launcher. Raises `UserError` for what is missing."""
     runner = kind.find()
     if reason := why_no_filter():
         raise UserError(f"{name} sandboxes can't be confined here: {reason}; set rollout.sandbox=docker")
@@ -366,7 +373,7 @@ class FolderRoom(Room):
         self._cache = cache
 
     def unpacked(self, name: str, unpack: Callable[[], Path]) -> Path:
-        """The folder that `unpack` puts an image into, with room made for it before. Blocks."""
+        """Return the folder that `unpack` puts an image into, with room made for it before. Blocks."""
         self.make(self._cache)
         place = unpack()
         self.got(name)
@@ -374,7 +381,7 @@ class FolderRoom(Room):
         return place
 
     def remove(self, name: str, made: Sequence[str]) -> bool:
-        """made: the image's folder, and those of what was made of it."""
+        """Remove an image as `Room.remove` does. made: the image's folder, and those of what was made of it."""
         place, *others = map(Path, made)
         try:
             with files.locked(_use_of(place), wait=False):
@@ -387,7 +394,7 @@ class FolderRoom(Room):
 
 
 def hold(place: Path) -> int:
-    """A descriptor: until it is closed, the image's folder is in use. Blocks while the folder is removed."""
+    """Return a descriptor: until it is closed, the image's folder is in use. Blocks while the folder is removed."""
     descriptor = os.open(_use_of(place), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
@@ -398,7 +405,7 @@ def _use_of(place: Path) -> Path:
 
 
 def _remove_at_once(folder: Path) -> None:
-    """A process that is killed at it leaves no half of the folder under its name (see `cache.made_once`)."""
+    """Remove a folder; a process that is killed meanwhile leaves no half under its name (see `cache.made_once`)."""
     half = folder.with_name(f"{folder.name}.half")
     remove_tree(half)
     if folder.exists():
@@ -420,7 +427,9 @@ def _changed(path: Path) -> int:
 
 
 def _export(identity: str, place: Path) -> None:
-    """A Docker image's files and environment. Devices are left out; owners too, where this user can't set them."""
+    """Unpack a Docker image's files and environment. Devices are left out; owners too, where this user can't set them.
+    Raises `SandboxError`.
+    """
     root = place / "root"
     root.mkdir()
     owners = [] if os.geteuid() == 0 else ["--no-same-owner"]
@@ -450,7 +459,7 @@ def _export(identity: str, place: Path) -> None:
 
 
 def with_layers(root: Root, image: Image, folders: Sequence[Path]) -> Root:
-    """The root with the layers over it. Raises `UserError`."""
+    """Return the root with the layers over it. Raises `UserError` for what is no layer, or does not fit the image."""
     layers = find_layers(folders, image)
     for layer in layers:
         if any(character in str(layer.folder) for character in ":,\\\n"):
@@ -464,7 +473,7 @@ def with_layers(root: Root, image: Image, folders: Sequence[Path]) -> Root:
 
 
 def _has(lower: Path, layer: Layer) -> bool:
-    """Whether a folder of the image's has what the layer is to add, or something else than folders above it."""
+    """Say whether a folder of the image's has what the layer is to add, or something else than folders above it."""
     place = lower
     for part in layer.own.parts[1:-1]:
         place /= part

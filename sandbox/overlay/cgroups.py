@@ -28,7 +28,7 @@ Group = tuple[Path, ...]  # one sandbox's place: a folder for each hierarchy
 
 
 class Cgroups:
-    """The groups of this process. Raises `OSError` on creation where this user may make none."""
+    """Keeps the groups of this process. Raises `OSError` on creation where this user may make none."""
 
     def __init__(self, owner: str) -> None:
         self._parents = [parent / f"{PREFIX}{owner}" for parent in _parents()]
@@ -45,7 +45,7 @@ class Cgroups:
             raise
 
     def take(self, limits: Limits) -> Group:
-        """A group without processes, with these limits. Raises `OSError`."""
+        """Return a group without processes, with these limits. Raises `OSError`."""
         group = next(filter(_is_empty, self._free), None)
         if group is None:
             group = self._make()
@@ -56,7 +56,7 @@ class Cgroups:
         return group
 
     def give_back(self, group: Group) -> None:
-        """Of a sandbox that has ended; what does not die with its parent, as Apptainer, is killed."""
+        """Take back an ended sandbox's group; what does not die with its parent, as Apptainer, is killed."""
         for folder in group:
             _kill(folder)
         self._free.append(group)
@@ -81,7 +81,7 @@ class Cgroups:
 
 
 def sweep() -> list[str]:
-    """Remove the groups of owners that are dead, and kill what is still in them. Their names."""
+    """Remove the groups of owners that are dead, and kill what is still in them. Returns their paths."""
     swept = []
     for folder in _ours():
         if is_dead(folder.name.removeprefix(PREFIX)):
@@ -92,13 +92,13 @@ def sweep() -> list[str]:
 
 
 def _ours() -> list[Path]:
-    """Those of every owner, in whatever group that has run."""
+    """List the groups of every owner, in whatever group that has run."""
     return [Path(at, name) for at, names, _ in os.walk(_MOUNT) for name in names if name.startswith(PREFIX)]
 
 
 def _remove(folder: Path) -> None:
-    """A group, and the processes in it. One that can't be removed within a few seconds is left for a later sweep, and
-    another user's for that user's.
+    """Remove a group, and kill the processes in it. One that can't be removed within a few seconds is left for a later
+    sweep, and another user's for that user's.
     """
     deadline = time.monotonic() + _RELEASE_SECONDS
     while folder.exists() and time.monotonic() < deadline:
@@ -112,7 +112,7 @@ def _remove(folder: Path) -> None:
 
 
 def _is_empty(group: Group) -> bool:
-    """A process that is dying still counts."""
+    """Say whether a group has no process; one that is dying still counts."""
     return not any((folder / "cgroup.procs").read_bytes() for folder in group)
 
 
@@ -139,7 +139,7 @@ def _limit(folder: Path, limits: Limits) -> None:
 
 
 def _parents() -> Iterator[Path]:
-    """Where groups can be made: below our own, of version 1; beside our own, of version 2."""
+    """Yield the folders in which groups can be made: below our own, of version 1; beside our own, of version 2."""
     own = _own()
     if (_MOUNT / "cgroup.controllers").exists():
         beside = _MOUNT / os.path.dirname(own.get("", "/")).lstrip("/")
@@ -150,7 +150,7 @@ def _parents() -> Iterator[Path]:
 
 
 def _own() -> dict[str, str]:
-    """Our own group by controller; of version 2 by ""."""
+    """Read our own group by controller; of version 2 by ""."""
     groups: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, names, path = line.split(":", 2)

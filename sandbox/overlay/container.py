@@ -38,7 +38,7 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Host:
-    """What a machine offers to overlay sandboxes.
+    """The means of a machine to run overlay sandboxes.
 
     launcher: what starts them. runner: what then isolates them. mount_point: an empty folder. root: whether this user
     may mount outside of a user namespace. tmpfs: whether a tmpfs can be an upper directory. cgroups: None where there
@@ -67,7 +67,7 @@ FindRoot = Callable[[], Awaitable[tuple[Root, Originals, int | None]]]
 
 
 class OverlaySandbox(ImageSandbox):
-    """`scratch` is a folder for what is written, in place of a tmpfs; `keep` leaves it there."""
+    """A sandbox over an unpacked image. `scratch`: a folder to write to, in place of a tmpfs; `keep` leaves it."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class Launcher(GuestProcess):
         super().__init__(lambda end, errors: popen([*program, str(end.fileno()), user], errors, [end.fileno()]))
 
     def start(self, request: Mapping[str, Any], fds: Sequence[int]) -> tuple[int, int]:
-        """Fork a process: its pid and a pidfd. Raises `SandboxError`."""
+        """Fork a process. Returns its pid and a pidfd. Raises `SandboxError`."""
         try:
             with self._lock:
                 socket.send_fds(self._control, [json.dumps(request).encode()], list(fds))
@@ -231,7 +231,7 @@ class Launcher(GuestProcess):
             raise SandboxError(f"an overlay sandbox could not be started: {error}; {self._printed()}") from error
 
     def listen(self, namespace: int, port: int) -> socket.socket:
-        """A socket that listens on the loopback of an open network namespace.
+        """Open a socket that listens on the loopback of an open network namespace.
 
         Raises `OSError` where the port can't be had, `SandboxError` where the process does not answer.
         """
@@ -261,7 +261,7 @@ _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 
 
 def find_changes(upper: int, folder: str, size_before: Callable[[str], int]) -> Found:
-    """The changes below `folder`, absolute inside; `upper` is the open upper directory. Raises `OSError`."""
+    """Find the changes below `folder`, absolute inside; `upper` is the open upper directory. Raises `OSError`."""
     place = folder.strip("/")
     there, hidden = _reach(upper, place)
     if not there:
@@ -278,7 +278,7 @@ def find_changes(upper: int, folder: str, size_before: Callable[[str], int]) -> 
 
 
 def _reach(upper: int, place: str) -> tuple[bool, bool]:
-    """Whether the repository's folder is in the upper directory, and whether all of the image's is hidden."""
+    """Say whether the repository's folder is in the upper directory, and whether all of the image's is hidden."""
     parts = place.split("/")
     hidden = False
     if not os.access(".", os.X_OK, dir_fd=upper, effective_ids=True):
@@ -343,7 +343,7 @@ class _Walk:
 
 
 def _read(upper: int, path: str, most: int) -> bytes | None:
-    """The content of a regular file; None where it has more than `most` bytes."""
+    """Read a regular file; None where it has more than `most` bytes."""
     fd = _open_readable(upper, path, 0)
     try:
         if os.fstat(fd).st_size > most:
@@ -355,7 +355,7 @@ def _read(upper: int, path: str, most: int) -> bytes | None:
 
 
 def _open_readable(upper: int, path: str, flags: int) -> int:
-    """Modes are in no patch: where one is in the way, it is widened."""
+    """Open a path, and where its mode is in the way, widen that: modes are in no patch."""
     try:
         return open_beneath(upper, path, flags)
     except PermissionError:
@@ -395,9 +395,9 @@ class _How(ctypes.Structure):
 
 
 def open_beneath(folder: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """A file descriptor of what is at `path` below an open folder. Raises `OSError`: ELOOP where a link is on the way.
+    """Open what is at `path` below an open folder. Raises `OSError`: ELOOP where a link is on the way.
 
-    openat2, of Linux 5.6. Files are opened without waiting for a FIFO's other end.
+    It calls openat2, of Linux 5.6. Files are opened without waiting for a FIFO's other end.
     """
     resolve = _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
     careful = os.O_CLOEXEC if flags & os.O_PATH else os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -422,7 +422,9 @@ async def _readable(fd: int) -> None:
 
 
 async def open_pipes() -> tuple[Stream, tuple[int, int]]:
-    """The stream, and the (read, write) file descriptors for the child, to be closed here once it has them."""
+    """Open pipes to a child. Returns the stream, and the (read, write) file descriptors for the child, to be closed
+    here once it has them.
+    """
     loop = asyncio.get_running_loop()
     their_in, our_out = os.pipe()
     our_in, their_out = os.pipe()

@@ -36,7 +36,7 @@ _SUFFIXES = (".py", ".sh")
 
 
 def code() -> str:
-    """A digest of the code that a sandbox runs with, and the version of Python, of this process."""
+    """Return a digest of the code that a sandbox runs with, and the version of Python, of this process."""
     root, digest = Path(slime_swe.__file__).parent, hashlib.sha256()
     for name in _CODE:
         place = root / name
@@ -48,15 +48,15 @@ def code() -> str:
 
 @dataclass(frozen=True)
 class Facts:
-    """What must be the same on all nodes: `code`, and what `Backend.fingerprint` says."""
+    """The facts that must be the same on all nodes: `code`, and what `Backend.fingerprint` says."""
 
     code: str
     confinement: tuple[str, ...]
 
 
 class NodeSandboxes:
-    """backend: opens them, `most` at once, and `least` if the node bears no more. Each is known by a number, which the
-    driver chooses, and so is each of its calls. Ray keeps no order of calls.
+    """Holds the sandboxes of one node. backend: opens them, `most` at once, and `least` if the node bears no more. Each
+    is known by a number, which the driver chooses, and so is each of its calls. Ray keeps no order of calls.
     """
 
     def __init__(self, backend: str, most: int, least: int, keep_free: float = 0.0) -> None:
@@ -68,8 +68,9 @@ class NodeSandboxes:
         self._cancelled: set[int] = set()  # before they began, or when they had ended
 
     async def call(self, number: int, method: str, *args: Any) -> Any:
-        """What another method returns. An error of its own is returned too: Ray's wrapping of what a call raises would
-        lose an `OSError`'s fields."""
+        """Call another method and return what it returns. An error of its own is returned too: Ray's wrapping of what a
+        call raises would lose an `OSError`'s fields.
+        """
         if number in self._cancelled:
             self._cancelled.discard(number)
             return SandboxError("the call was cancelled before it began")
@@ -87,14 +88,14 @@ class NodeSandboxes:
         return running.result() if error is None else error
 
     async def cancel(self, number: int) -> None:
-        """`ray.cancel` takes seconds where a call is just beginning, and now and then never reaches it."""
+        """Cancel a call: `ray.cancel` takes seconds where it is just beginning, and now and then never reaches it."""
         if number in self._running:
             self._running[number].cancel()
         else:
             self._cancelled.add(number)
 
     async def start(self) -> tuple[Facts, list[str]]:
-        """What this machine is like, and what the backend has warned of."""
+        """Start the backend. Returns what this machine is like, and what the backend has warned of."""
         optional = make_backend(self._backend).isolates == "if possible"
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("error" if optional else "always", RuntimeWarning)
@@ -109,7 +110,7 @@ class NodeSandboxes:
         return await asyncio.to_thread(self._facts), warned
 
     async def ping(self) -> int:
-        """How many sandboxes the node bears now; whoever is stuck does not return."""
+        """Return how many sandboxes the node bears now; whoever is stuck does not return."""
         return self._pool.slots.look()
 
     async def open(
@@ -145,7 +146,7 @@ class NodeSandboxes:
         held.ports.add(port, await (await held.sandbox()).listen(port))
 
     async def port(self, number: int, method: str, *args: Any) -> Any:
-        """A method of `NodePorts`."""
+        """Call a method of the sandbox's `NodePorts`."""
         return await getattr(self._find(number).ports, method)(*args)
 
     async def find_layer(self, folder: Path, identity: str) -> Path | None:
@@ -173,7 +174,7 @@ class NodeSandboxes:
 
 # Layers on other nodes: the same folder where the node sees it too, else a copy in the node's cache, made once.
 def identity(folder: Path) -> str:
-    """Of a layer's names, modes, sizes, times (to the microsecond) and links: the same on every node that sees the
+    """Hash a layer's names, modes, sizes, times (to the microsecond) and links: the same on every node that sees the
     folder, and another when a file is written anew. Raises `OSError`.
     """
     digest = hashlib.sha256()
@@ -186,7 +187,7 @@ def identity(folder: Path) -> str:
 
 
 def find(folder: Path, wanted: str) -> Path | None:
-    """Where this machine has the layer; None where it has not."""
+    """Return the folder in which this machine has the layer; None where it has not."""
     copy = _place(wanted)
     if copy.exists():
         return copy
@@ -204,7 +205,7 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack(wanted: str, packed: bytes) -> Path:
-    """The copy in this machine's cache, made if need be. Its bytes are the driver's own, and are trusted as such."""
+    """Return the copy in this machine's cache, made if need be. Its bytes are the driver's own, and trusted as such."""
 
     def fill(place: Path) -> None:
         with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
@@ -236,7 +237,7 @@ class _Held:
         self._task = asyncio.create_task(self._keep(opening))
 
     async def sandbox(self) -> Sandbox:
-        """As soon as it is open. Raises what opening raises."""
+        """Return the sandbox as soon as it is open. Raises what opening raises."""
         either: set[asyncio.Future[Any]] = {self._task, self._opened}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self._opened.done():
@@ -246,7 +247,7 @@ class _Held:
         return self._opened.result()
 
     async def leave(self) -> None:
-        """Raises what leaving raises; what opening has raised is known already."""
+        """Leave the sandbox. Raises what leaving raises; what opening has raised is known already."""
         self.ports.close()
         if self._opened.done():
             self._end.set()

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 
 class RayBackend(Backend):
-    """inner: the other backend's name, as `rollout.sandbox` takes it. It can do what that one can.
+    """A backend that opens another one's sandboxes on the nodes of a Ray cluster. inner: that one's name, as
+    `rollout.sandbox` takes it. It can do what that one can.
 
     cpus: of each node's that the actor reserves; a node without so many in all is not used. per_cpu: sandboxes that a
     node takes at once for each of its CPUs, as Ray counts them, down to `least_per_cpu` while it bears no more (see
@@ -84,7 +85,7 @@ class RayBackend(Backend):
             self._nodes = nodes
 
     def open(self, spec: SandboxSpec) -> RaySandbox:
-        """A sandbox to be entered. Raises `SandboxError` before `start`."""
+        """Return a sandbox to be entered. Raises `SandboxError` before `start`."""
         if self._nodes is None:
             raise SandboxError("the sandbox backend has not been started")
         return RaySandbox(self._nodes, next(self._numbers), spec)
@@ -98,7 +99,7 @@ class RayBackend(Backend):
         return make_backend(self.inner).fingerprint()
 
     def has_image(self, name: str) -> bool:
-        """On this machine: each node has images of its own."""
+        """Say whether this machine has the image: each node has images of its own."""
         return make_backend(self.inner).has_image(name)
 
     def get_image(self, name: str) -> None:
@@ -119,8 +120,8 @@ _INNER = [name for name in BACKENDS if name not in ("ray", "remote")]
 
 
 class RaySandbox(BaseSandbox):
-    """One of another backend's, on the node with the most room. What it raises is what that one raises, and
-    `SandboxError` where its node is lost.
+    """A sandbox of another backend, on the node with the most room. It raises what that one raises, and `SandboxError`
+    where its node is lost.
     """
 
     def __init__(self, nodes: Nodes, number: int, spec: SandboxSpec) -> None:
@@ -144,7 +145,7 @@ class RaySandbox(BaseSandbox):
         self._is_open = True
 
     async def _leave(self) -> None:
-        """Goes on where it is cancelled."""
+        """Leave the sandbox; that goes on where this call is cancelled."""
         self._is_open = False
         if self._node is not None and self._leaving is None:
             self._leaving = asyncio.create_task(self._left(self._node))
@@ -179,7 +180,7 @@ class RaySandbox(BaseSandbox):
         return patch
 
     async def listen(self, port: int) -> socket.socket:
-        """What is accepted here has come through Ray: see `ports`."""
+        """Return a socket as `Sandbox.listen` does. What is accepted here has come through Ray: see `ports`."""
         if not 0 < port <= MAX_PORT:
             raise UserError(f"a port of a sandbox is 1 to {MAX_PORT}, got {port}")
         node = self._open_node()

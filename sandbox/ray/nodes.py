@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Nodes:
-    """The nodes with an actor that is up. Belongs to one event loop. What it is made with: see `RayBackend`."""
+    """Keeps the nodes with an actor that is up; it belongs to one event loop. Its arguments are `RayBackend`'s."""
 
     def __init__(
         self,
@@ -63,8 +63,9 @@ class Nodes:
         self._packed: dict[Path, Any] = {}
 
     async def start(self) -> None:
-        """Raises `UserError` where there is no cluster, or where no node can have sandboxes; `SandboxError` where none
-        is up in time."""
+        """Join the cluster and wait until some node is up. Raises `UserError` where there is no cluster, or where no
+        node can have sandboxes; `SandboxError` where none is up in time.
+        """
         if not ray.is_initialized():
             try:
                 ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
@@ -79,7 +80,7 @@ class Nodes:
         await self._until_some_is_up()
 
     async def take(self) -> Node:
-        """The node with the most room, in order of arrival. Raises `SandboxError` where there is none for long."""
+        """Take the node with the most room, in order of arrival. Raises `SandboxError` where there is none for long."""
         async with self._turn:
             while True:
                 up = self._up()
@@ -97,7 +98,7 @@ class Nodes:
         self._changed.set()
 
     def sent(self, files: Mapping[str, bytes]) -> Any:
-        """The files, or the reference that the actor gets them by."""
+        """Return the files, or the reference that the actor gets them by."""
         if sum(map(len, files.values())) < SENT_FILES:
             return files
         digest = hashlib.sha256()
@@ -112,7 +113,7 @@ class Nodes:
         return self._sent[key]
 
     async def layer(self, node: Node, folder: Path) -> Path:
-        """Where the node has this layer."""
+        """Return the folder in which the node has this layer."""
         return await node.layer(folder, self._packed)
 
     async def close(self) -> None:
@@ -213,7 +214,9 @@ class Nodes:
         node.starting.add_done_callback(self._note_start)
 
     async def _start(self, node: Node) -> Facts:
-        """Raises `InfrastructureError` or `UserError` where the node can't be used, which `_drop` remembers."""
+        """Start the node's actor. Raises `InfrastructureError` or `UserError` where the node can't be used, which
+        `_drop` remembers.
+        """
         try:
             answer: tuple[Facts, list[str]] = await node.call("start")
             found, said = answer
@@ -258,8 +261,8 @@ CLOSE_SECONDS = 60.0
 
 
 class Node:
-    """state: what `ray.nodes()` says of it. most: sandboxes that it takes; least: if it bears no more. room: how many,
-    by its last answer; held: those that it has. keep_free: see `SandboxPool`.
+    """One node of the cluster. state: what `ray.nodes()` says of it. most: sandboxes that it takes; least: if it bears
+    no more. room: how many, by its last answer; held: those that it has. keep_free: see `SandboxPool`.
     """
 
     def __init__(
@@ -288,7 +291,8 @@ class Node:
         )
 
     async def call(self, method: str, *args: Any, cancels: bool = True) -> Any:
-        """What the actor's method returns. Raises what it raised, and `SandboxError` where the node has gone.
+        """Call a method of the actor and return what it returns. Raises what it raised, and `SandboxError` where the
+        node has gone.
 
         cancels: whether the method ends where this call is cancelled.
         """
@@ -334,7 +338,7 @@ class Node:
         return self.starting.exception() is None
 
     def lose(self, why: str) -> None:
-        """Every call that waits for this node raises `SandboxError`; what it held is forgotten."""
+        """Give the node up: every call that waits for it raises `SandboxError`; what it held is forgotten."""
         if not self.lost.done():
             self.lost.set_result(f"the sandboxes of the Ray cluster's node {self.name} are lost: {why}")
             ray.kill(self._actor)
@@ -357,7 +361,7 @@ class Node:
             self.lose("the pool is closed")
 
     async def layer(self, folder: Path, packed: dict[Path, Any]) -> Path:
-        """Where the node has this layer; it is sent there where it has not. `packed`: a cache of what was sent."""
+        """Return the node's folder of this layer, sent there where it has none. `packed`: a cache of what was sent."""
         if folder not in self._layers:
             self._layers[folder] = asyncio.create_task(self._layer(folder, packed))
         try:
@@ -386,7 +390,7 @@ async def _answer(asked: Any) -> Any:
 
 
 def own_paths() -> list[str]:
-    """Folders that this process imports from and that another with the same interpreter would not."""
+    """List the folders that this process imports from and that another with the same interpreter would not."""
     its_own = [sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages()]
     paths = [os.path.abspath(path) for path in sys.path]
     return [path for path in dict.fromkeys(paths) if not any(Path(path).is_relative_to(own) for own in its_own)]

@@ -41,7 +41,7 @@ class NodePorts:
         return number
 
     async def receive(self, connection: int) -> bytes:
-        """What has come; empty where the client sends no more."""
+        """Return what has come; empty where the client sends no more."""
         there = _of(self._connections, connection)
         return await self._wait(asyncio.get_running_loop().sock_recv(there, PIECE_BYTES))
 
@@ -93,7 +93,7 @@ class Port(socket.socket):
         self.port = port
 
     def listen(self, backlog: int = 0) -> None:
-        """It does."""
+        """Do nothing: it listens already."""
 
     def getsockname(self) -> Any:
         return "127.0.0.1", self.port
@@ -105,7 +105,7 @@ class Port(socket.socket):
         return socket.socket(fileno=descriptors[0]), ("127.0.0.1", 0)
 
     def deliver(self) -> socket.socket:
-        """A new connection's other end. Raises `OSError` where the port has been closed."""
+        """Open a connection to the port and return its other end. Raises `OSError` where the port has been closed."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -121,7 +121,9 @@ Call = Callable[..., Awaitable[Any]]
 
 
 class DriverPorts:
-    """call: of a method of the sandbox's `NodePorts`. Raises `SandboxError` where the node has gone."""
+    """Gives out the ports of one sandbox. call: calls a method of its `NodePorts`, and raises `SandboxError` where the
+    node has gone.
+    """
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -134,7 +136,7 @@ class DriverPorts:
             await asyncio.wait(stale)
 
     def give(self, number: int) -> socket.socket:
-        """The socket for a port that listens inside."""
+        """Return the socket for a port that listens inside."""
         port = Port(number)
         port.setblocking(False)
         self._given[port] = asyncio.create_task(self._forward(port))
@@ -142,7 +144,7 @@ class DriverPorts:
         return port
 
     async def close(self) -> None:
-        """Those that are still open; the loop may be watching for connections."""
+        """Close the ports that are still open; the loop may be watching for connections."""
         given = dict(self._given)
         for port in given:
             if port.fileno() >= 0:
@@ -154,7 +156,7 @@ class DriverPorts:
             await asyncio.wait(given.values())
 
     async def _forward(self, port: Port) -> None:
-        """Every connection, until the server closes the port, the sandbox is left, or its node goes."""
+        """Carry every connection, until the server closes the port, the sandbox is left, or its node goes."""
         loop = asyncio.get_running_loop()
         room = asyncio.Semaphore(MAX_CONNECTIONS)
         under_way: set[asyncio.Task[Any]] = set()
@@ -190,7 +192,7 @@ class DriverPorts:
             raise
 
     async def _carry(self, here: socket.socket, number: int) -> None:
-        """Both ways; the server's end of it is the connection's, the client's only that of its own half."""
+        """Carry a connection both ways; the server's end ends the connection, the client's only its own half."""
         loop = asyncio.get_running_loop()
         coming = loop.create_task(self._bring(here, number))
         try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def write_line(line: str) -> None:
-    """Write a line at once and between newlines, so that nothing that is printed ends up inside of it."""
+    """Write a line unbuffered and between newlines, so that nothing that is printed ends up inside of it."""
     os.write(1, f"\n{line}\n".encode("ascii", "backslashreplace"))
 
 

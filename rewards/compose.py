@@ -1,4 +1,4 @@
-"""What an episode is worth: its outcome, and components with declared weights, each of which is logged.
+"""The worth of an episode: its outcome, and components with declared weights, each of which is logged.
 
 A component is a measure from 0 to 1 times its weight, added or taken off. Correctness dominates: no weights are
 accepted with which an answer that is not solved could be worth more than one that is. Group filters see the outcome

@@ -163,8 +163,8 @@ async def read_files(sandbox: Sandbox, paths: Collection[str]) -> Files:
 
 async def records_in(sandbox: Sandbox, path: str) -> Records:
     """Read what a run has recorded; nothing where it was to record nothing, or where code under test has put something
-    else in the place of the file, such as a FIFO, which would be waited for. When a command begins, none is left to do
-    so. The file is removed: a sandbox of plain processes has no /tmp of its own.
+    else in the place of the file, such as a FIFO, which would be waited for. No code under test is left to do so when
+    the command that reads begins. The file is removed: a sandbox of plain processes has no /tmp of its own.
     """
     if not path:
         return {}

@@ -27,7 +27,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def image_limits(seconds: float) -> Limits:
-    """Return the limits of a project's own tests, which take up to `seconds`: far more than an agent's command has."""
+    """Return what a project's own tests may use in its image within `seconds`: far more than an agent's command may."""
     return Limits(
         cpu_seconds=ceil(seconds) * _CORES,
         memory_bytes=16 << 30,

@@ -1,4 +1,4 @@
-"""What all gradings of a task share within an event loop: results that are the same for all patches, and turns."""
+"""The state that a task's gradings share within an event loop: results that are the same for all patches, and turns."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class _Runs(Runs):
     """The runs of a change that is to break some of the tests."""
 
     async def first(self) -> Trial:
-        """Judge the first run: solved where a test or more is reported as failed, and half of them as passed."""
+        """Make the first run, solved where a test or more is reported as failed, and half of them as passed."""
         trial, tests = await super().first(), self.task.oracle.pass_to_pass
         results = {} if trial.timed_out else parse_test_log(trial.log)
         failed, passed = (sum(results.get(name) is verdict for name in tests) for verdict in (False, True))

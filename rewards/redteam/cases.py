@@ -1,4 +1,4 @@
-"""What the gate plays. A case is a scripted agent; a target is a small task that is graded in one way."""
+"""The gate's cases and targets. A case is a scripted agent; a target is a small task that is graded in one way."""
 
 from __future__ import annotations
 

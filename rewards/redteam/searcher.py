@@ -1,4 +1,4 @@
-"""What the gate's searching attacks append to each module: it repairs the module by trial, if it finds right answers.
+"""The code that the gate's searching attacks append to each module, to repair it by trial if it finds right answers.
 
 It replaces each function that gives a wrong answer by the first variant, one edit away, that gives all the right ones.
 The edits undo most bugs of the synthetic tasks. This file is put into a sandbox as text, and is never imported.

@@ -29,10 +29,10 @@ class Row:
 
 
 def group_advantages(rewards_G: Sequence[float], *, normalize_std: bool) -> list[float]:
-    """One advantage for each trajectory of one group: reward minus the group's mean.
+    """Return one advantage for each trajectory of one group: its reward minus the group's mean.
 
-    With `normalize_std`, divided by the sample standard deviation (n - 1) plus `EPSILON`. A group of one, or one whose
-    rewards are all equal, gets zeros.
+    With `normalize_std`, this is divided by the sample standard deviation (n - 1) plus `EPSILON`. A group of one, or
+    one whose rewards are all equal, gets zeros.
     """
     if len(set(rewards_G)) < 2:
         return [0.0] * len(rewards_G)
@@ -45,7 +45,7 @@ def group_advantages(rewards_G: Sequence[float], *, normalize_std: bool) -> list
 
 
 def segment_advantages(rows_B: Sequence[Row], *, normalize_std: bool) -> list[float]:
-    """One advantage for each row: its trajectory's, or 0.0 where the trajectory is excluded.
+    """Return one advantage for each row: its trajectory's, or 0.0 where the trajectory is excluded.
 
     One excluded segment excludes its trajectory. Raises `AdvantageError` where the segments of a trajectory carry
     different rewards.

@@ -78,8 +78,8 @@ class Vocabulary:
         return cls(found)
 
     def alter(self, text: str, rng: random.Random) -> str:
-        """The text with another word or number in the place of one of its own, or another sign if it has none; the same
-        text if it has none either."""
+        """Return the text with another word or number in the place of one of its own, or another sign if it has none;
+        the same text if it has none either."""
         prefixes = {found.start() for found in _PREFIX.finditer(text)}
         if not (words := [word for word in _WORD.finditer(text) if word.start() not in prefixes]):
             signs = [at for at, letter in enumerate(text) if letter in _SIGNS and text[at - 1 : at] != "\\"]
@@ -93,7 +93,7 @@ class Vocabulary:
 
 
 def _form(word: str) -> str:
-    """What a word has in common with those that may stand in its place: digits and trailing zeros, or letter case."""
+    """Return the form that a word shares with its substitutes: digits and trailing zeros, or letter case and length."""
     if word.isdigit():
         return f"{len(word)} digits, {len(word) - len(word.rstrip('0')) if len(word) > 1 else 0} zeros"
     case = "upper" if word.isupper() else "lower" if word.islower() else "title" if word.istitle() else "mixed"
@@ -101,8 +101,8 @@ def _form(word: str) -> str:
 
 
 def _near(word: str, rng: random.Random) -> str:
-    """The word with another letter, or the number with another digit, of the same kind. A single letter may become a
-    digit: where code refuses the one, it may take the other."""
+    """Return the word with another letter, or the number with another digit, of the same kind. A single letter may
+    become a digit: where code refuses the one, it may take the other."""
     if len(word) == 1 and word.isalpha() and rng.randrange(3) == 0:
         return rng.choice(_DIGITS)
     at = rng.randrange(len(word.rstrip("0")) or 1) if word.isdigit() else rng.randrange(len(word))
@@ -115,7 +115,7 @@ def _near(word: str, rng: random.Random) -> str:
 
 
 def _with(text: str, at: int, kind: str, rng: random.Random) -> str:
-    """The text with another character of a kind in this place."""
+    """Return the text with another character of a kind in this place."""
     return text[:at] + rng.choice([letter for letter in kind if letter != text[at]]) + text[at + 1 :]
 
 
@@ -137,8 +137,8 @@ def alter(
     deciding: Collection[str] = (),
     most: int = FORMS,
 ) -> Altered:
-    """The test file with these tests (ids), each in the form of its number. A test that is not found or does not have
-    so many forms stays as it is.
+    """Alter these tests (ids) of a test file, each into the form of its number. A test that is not found or does not
+    have so many forms stays as it is.
 
     seed: decides what the forms are. shown: the file as agents see it; of a test that they see in part, the rest is
     altered if it has a literal. deciding: other tests (ids) that may be altered, the same in all calls: what two of
@@ -181,7 +181,7 @@ _Instead = Mapping[int, Sequence[str]]  # names that may stand in the place of a
 
 @dataclass
 class _Sites:
-    """Where a test may be altered. Each is what is altered together: one literal, or one in each row of a table."""
+    """The sites to alter in a test. Each is altered as a whole: one literal, or one in each row of a table."""
 
     expected: list[_Site] = field(default_factory=list)
     objects: list[_Site] = field(default_factory=list)
@@ -190,7 +190,7 @@ class _Sites:
 
     @property
     def pairs(self) -> list[_Site]:
-        """Two of what is expected at once: of two truth values, one each gives too few forms."""
+        """The pairs of expected values to alter at once: one by one, two truth values give too few forms."""
         return [[*one, *other] for one, other in itertools.combinations(self.expected[:_PAIRED], 2)]
 
     def extend(self, more: _Sites) -> None:
@@ -220,7 +220,7 @@ class _File:
         )
 
     def forms(self, function: Function, rng: random.Random, count: int) -> list[list[Edit]]:
-        """The first `count` ones."""
+        """Return the edits of a test's first `count` forms."""
         statements = [statement for statement in function.body if ast.dump(statement) not in self._known]
         instead = self._instead(function)
         sites = self._sites(statements, instead)
@@ -265,7 +265,7 @@ class _File:
         return sites
 
     def _constants(self, function: Function) -> _Sites:
-        """The module's constants and functions that no other test reads which decides anything."""
+        """Return the sites in the module's constants and functions that no other test which decides anything reads."""
         own = Counter(_read(function))
         sites = _Sites()
         for statement in self._module.body:
@@ -280,7 +280,7 @@ class _File:
         return sites
 
     def _instead(self, function: Function) -> _Instead:
-        """For each object that the test reads, the others in reach that the same call makes."""
+        """Return, for each object that the test reads, the others in reach that the same call makes."""
         bound = Counter(node.id for node in _names_in(function) if not isinstance(node.ctx, ast.Load))
         own = {name: made for name, made in _made(function).items() if bound[name] == 1}
         known = {**{name: made for name, made in self._made.items() if not bound[name]}, **own}
@@ -294,7 +294,7 @@ class _File:
         return {key: names for key, names in found.items() if names}
 
     def _may_be_left_out(self, statement: ast.stmt) -> bool:
-        """Whether it is a call that stands alone or sets an attribute, with nothing else on its lines."""
+        """Say whether a statement is a lone call, or sets an attribute or item, with nothing else on its lines."""
         match statement:
             case ast.Expr(value=ast.Call() | ast.Await()) | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
                 start, (last, end) = span(statement)
@@ -324,7 +324,7 @@ class _File:
         return []
 
     def _opposite(self, node: ast.expr) -> list[Edit]:
-        """Of what `_turned` gives."""
+        """Turn what `_turned` yields into its opposite; there is no edit where `is` is not between single spaces."""
         match node:
             case ast.Compare(left=left, comparators=[none]):
                 between = Edit(span(left)[1], span(none)[0], b"")
@@ -340,7 +340,7 @@ class _File:
 
 
 def _is_literal(node: ast.AST) -> bool:
-    """A number, a text, or a truth value."""
+    """Say whether a node is a number, a text, or a truth value."""
     return isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bytes, bool)
 
 
@@ -349,7 +349,7 @@ def _is_truth(node: ast.AST) -> bool:
 
 
 def _turned(node: ast.AST) -> Iterator[ast.expr]:
-    """What has an opposite that is about as usual."""
+    """Yield the part of a node that has an opposite which is about as usual."""
     match node:
         case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
             yield node
@@ -359,14 +359,14 @@ def _turned(node: ast.AST) -> Iterator[ast.expr]:
 
 @dataclass(frozen=True)
 class _Object:
-    """call: of what makes it. end: its last line."""
+    """An object that a statement makes by a call. call: the function, as `ast.dump` gives it. end: the last line."""
 
     call: str
     end: int
 
 
 def _made(scope: Function | ast.Module) -> Mapping[str, _Object]:
-    """The objects that the statements of a scope make, each by a call alone."""
+    """Return the objects that the statements of a scope make, each by a call alone."""
     times = Counter(name for statement in scope.body for name in _assigned(statement))
     return {
         statement.targets[0].id: _Object(ast.dump(statement.value.func), span(statement)[1][0])
@@ -389,7 +389,7 @@ def _read(tree: ast.AST) -> Iterator[str]:
 
 
 def _inner(node: ast.AST) -> Iterator[ast.expr]:
-    """The expressions in a node, but for those in formatted strings, whose places are not known, and docstrings."""
+    """Yield the expressions in a node, but for docstrings, and for formatted strings, whose places are not known."""
     waiting: list[ast.AST] = [node]
     while waiting:
         node = waiting.pop()
@@ -401,7 +401,7 @@ def _inner(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _messages(node: ast.AST) -> Iterator[ast.expr]:
-    """What is said where a test fails."""
+    """Yield the expressions that say why a test fails."""
     match node:
         case ast.Assert(msg=ast.expr() as message):
             yield message
@@ -414,8 +414,8 @@ def _messages(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _expected(node: ast.AST) -> Iterator[ast.expr]:
-    """The parts of a test that say what is expected: a side of a comparison that calls nothing, what is approximated,
-    the pattern of a message."""
+    """Yield the parts of a test that say what is expected: a side of a comparison that calls nothing, what is
+    approximated, the pattern of a message."""
     match node:
         case ast.Compare(left=left, comparators=sides):
             yield from (side for side in (left, *sides) if _is_plain(side))
@@ -426,7 +426,7 @@ def _expected(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _bounds(node: ast.AST) -> Iterator[tuple[ast.expr, Callable[[Any, Any], bool]]]:
-    """The numbers that a value must be above or below, and which other one of two is harder to meet."""
+    """Yield the numbers that a value must be above or below, and how a number that is harder to meet compares."""
     match node:
         case ast.Compare(left=left, ops=[ast.Gt() | ast.GtE() | ast.Lt() | ast.LtE() as sign], comparators=[right]):
             up = isinstance(sign, ast.Gt | ast.GtE)
@@ -436,7 +436,7 @@ def _bounds(node: ast.AST) -> Iterator[tuple[ast.expr, Callable[[Any, Any], bool
 
 
 def _members(node: ast.AST) -> Iterator[ast.expr]:
-    """What is written out of a container that a value is looked for in."""
+    """Yield the expressions of a written-out container in which a value is looked for."""
     match node:
         case ast.Compare(ops=[ast.In()], comparators=[ast.List() | ast.Tuple() | ast.Set() | ast.Dict() as container]):
             yield from _inner(container)
@@ -448,7 +448,7 @@ def _is_plain(node: ast.expr) -> bool:
 
 
 def _named(node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
-    """The names of the exception or the class that is expected, and whether it is an exception."""
+    """Yield the name of the exception or class that is expected, and whether it is an exception."""
     match node:
         case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[error, *_]) if name in _RAISES:
             yield from ((one, True) for one in _names(error))
@@ -457,14 +457,14 @@ def _named(node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
 
 
 def _names(node: ast.expr) -> Iterator[ast.expr]:
-    """A class, where there is but one."""
+    """Yield a class, where there is but one."""
     match node:
         case ast.Name() | ast.Attribute(value=ast.Name()):
             yield node
 
 
 def _differs(name: str, true: str) -> bool:
-    """Whether a class is no other name, base or kind of the true one, as far as Python knows both."""
+    """Say whether a class is no other name, base or subclass of the true one, as far as Python knows both."""
     classes = [getattr(builtins, one, None) for one in (name, true)]
     if not all(isinstance(one, type) for one in classes):
         return name != true
@@ -472,7 +472,7 @@ def _differs(name: str, true: str) -> bool:
 
 
 def _is_other(old: str, new: str) -> bool:
-    """Whether the new text is a literal, of the same type, and not equal to the old one."""
+    """Say whether the new text is a literal of the same type that is not equal to the old one."""
     try:
         true, made = syntax.literal_eval(old), syntax.literal_eval(new)
     except (SyntaxError, ValueError):
@@ -487,7 +487,7 @@ def _rows(decorator: ast.expr) -> Iterator[list[ast.expr]]:
 
 
 def _columns(table: ast.expr) -> Iterator[list[ast.expr]]:
-    """A literal of each row of a table: the first ones of all rows, the second ones, and so on."""
+    """Yield one literal of each row of a table: the first ones of all rows, the second ones, and so on."""
     match table:
         case ast.List(elts=rows) | ast.Tuple(elts=rows):
             columns = [[node for node in _inner(row) if _is_literal(node)] for row in rows]

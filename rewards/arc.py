@@ -30,7 +30,7 @@ _TIMEOUT = re.compile(r'^ERROR [0-9]{1,3} \{"type": "Timeout"', re.MULTILINE)
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
-    """What the program that the patch leaves gives. Raises `PatchError`, `GraderError`."""
+    """Run the program that the patch leaves, and grade its grids. Raises `PatchError`, `GraderError`."""
     assert isinstance(task.oracle, ArcOracle), task.oracle
     source = await answer_in(task, patch, ANSWER)
     if source is None or len(source) > LONGEST:
@@ -42,7 +42,7 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
 
 
 async def _run(task: Task, oracle: ArcOracle, source: str, sandboxes: Sandboxes) -> ExecResult:
-    """Test inputs first: they decide, and a program may take all the time that there is."""
+    """Run the program, on the test inputs first: they decide, and it may take all the time that there is."""
     asked = {
         "inputs": [listed(pair.input) for pair in (*oracle.test, *oracle.train)],
         "modules": oracle.modules,
@@ -60,8 +60,8 @@ async def _run(task: Task, oracle: ArcOracle, source: str, sandboxes: Sandboxes)
 
 @dataclass(frozen=True)
 class Report:
-    """compiles: whether it is Python. attempts: functions that it defines. unused: variables that it never reads.
-    outside: things that it uses and may not. grids: call → what it gave."""
+    """The report of a program. compiles: whether it is Python. attempts: functions that it defines. unused: variables
+    that it never reads. outside: things that it uses and may not. grids: call → what it gave."""
 
     compiles: bool = False
     attempts: int = 0
@@ -70,14 +70,14 @@ class Report:
     grids: Mapping[int, Grid] | None = None
 
     def given(self, first: int, count: int) -> list[list[Grid]]:
-        """For each of these inputs what the attempts gave, without those that gave none."""
+        """Return what the attempts gave for each of these inputs, without those that gave none."""
         grids, tries = self.grids or {}, range(len(ATTEMPTS))
         calls = [[len(tries) * number + attempt for attempt in tries] for number in range(first, first + count)]
         return [[grids[call] for call in of_input if call in grids] for of_input in calls]
 
 
 def read_report(output: str) -> Report:
-    """Reads what `data_sources/arc/tool/grade.py` prints. Takes time in proportion to the output, and never raises."""
+    """Read what `data_sources/arc/tool/grade.py` prints, in time in proportion to the output. This never raises."""
     facts = _PROGRAM.match(output)
     if facts is None:
         return Report()
@@ -112,8 +112,8 @@ def _trial(
 
 
 def _components(report: Report, found: Worth, well_formed: bool) -> dict[str, float]:
-    """answered: there is an answer that is not too long. compiles: it is Python, and defines an attempt. dsl: it uses
-    nothing that it may not."""
+    """Return the parts of the score. answered: there is an answer that is not too long. compiles: it is Python, and
+    defines an attempt. dsl: it uses nothing that it may not."""
     return {
         "answered": float(well_formed),
         "compiles": float(report.compiles and report.attempts > 0),

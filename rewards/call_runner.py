@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def write_line(line: str) -> None:
-    """Not buffered, and between newlines, so that nothing that is printed ends up inside of it."""
+    """Write a line unbuffered and between newlines, so that nothing that is printed ends up inside of it."""
     os.write(1, f"\n{line}\n".encode("ascii", "backslashreplace"))
 
 
@@ -36,7 +36,7 @@ def make_call(number: int, function: "Any", arguments: "Any") -> None:
 
 
 def functions_of(module_name: str, names: "Any") -> "Any":
-    """None where a test file with these imports could not be imported."""
+    """Import functions; None where a test file with these imports could not be imported."""
     try:
         module = importlib.import_module(module_name)
         return {name: getattr(module, name) for name in names}

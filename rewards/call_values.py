@@ -42,7 +42,7 @@ _VALUE = re.compile(r"^VALUE ([0-9]+) (.*)$", re.MULTILINE)
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
-    """The tests' results with the patch; an empty one changes nothing. Raises `PatchError`, `GraderError`, and
+    """Return the tests' results with the patch; an empty one changes nothing. Raises `PatchError`, `GraderError`, and
     `UserError` where the task's tests are not calls with literal answers."""
     calls = calls_of(task)
     if calls is None:
@@ -60,7 +60,7 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
 
 
 async def _code_and_calls(task: Task, patch: str, calls: Calls) -> tuple[Files, list[str]]:
-    """The files of the sandbox, which hold no answer of the oracle's, and the paths at which the patch is ignored."""
+    """Return the sandbox's files, which hold no answer of the oracle's, and the paths at which the patch is ignored."""
     files, ignored = await graded_files(task, patch, added=calls.grading_files())
     tests = {name.partition("::")[0] for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)}
     withheld = tests.union(task.oracle.protected)
@@ -76,7 +76,7 @@ async def _run(task: Task, files: Files, sandboxes: Sandboxes) -> ExecResult:
 
 
 def _trial(task: Task, results: Mapping[str, bool], result: ExecResult, details: Mapping[str, object]) -> Trial:
-    """Where a run hangs, no test has passed; unless all have, since the held-out calls come after them."""
+    """Judge a run. Where it hangs, no test has passed; unless all have, since the held-out calls come after them."""
     tests = {name: results[name] for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)}
     if result.timed_out and not all(tests.values()):
         tests = dict.fromkeys(tests, False)
@@ -87,7 +87,7 @@ def _trial(task: Task, results: Mapping[str, bool], result: ExecResult, details:
 
 
 async def _unpatched(task: Task, calls: Calls, sandboxes: Sandboxes) -> Sequence[bool]:
-    """Which of the held-out calls are right without a patch: run once for all patches of a task."""
+    """Say of each held-out call whether it is right without a patch. One run serves all patches of a task."""
     held_out = Calls((), calls.held_out)
 
     async def run() -> Sequence[bool]:
@@ -101,7 +101,7 @@ async def _unpatched(task: Task, calls: Calls, sandboxes: Sandboxes) -> Sequence
 
 
 def _special_cased(right: Sequence[bool], before: Sequence[bool]) -> str:
-    """Why code that is right on all that the tests show is not believed to be a fix; empty where it is.
+    """Say why code that is right on all that the tests show is not believed to be a fix; empty where it is.
 
     right: of each held-out call whether the patched code is right; before: whether the unpatched code is.
     """
@@ -126,7 +126,7 @@ class LiteralCall:
     expected: str
 
     def payload(self) -> str:
-        """The call without its answer, as a Python literal, for `call_runner.py`."""
+        """Return the call without its answer, as a Python literal, for `call_runner.py`."""
         return f"({self.function!r}, ({self.arguments})),"
 
 
@@ -139,7 +139,7 @@ class CallFile:
     tests: Mapping[str, tuple[LiteralCall, ...]]
 
     def payload(self) -> str:
-        """The calls of all tests, as a Python literal, for `call_runner.py`."""
+        """Return the calls of all tests, as a Python literal, for `call_runner.py`."""
         calls = "".join(call.payload() for calls in self.tests.values() for call in calls)
         return f"({self.module!r}, {self.names!r}, [{calls}]),"
 
@@ -152,12 +152,12 @@ class Calls:
     held_out: tuple[CallFile, ...]
 
     def grading_files(self) -> dict[str, str]:
-        """What is added to the graded files."""
+        """Return what is added to the graded files: the calls, and the program that makes them."""
         payload = "".join(file.payload() for file in (*self.files, *self.held_out))
         return {_RUNNER: sandbox_source("call_runner.py"), _CALLS: f"[{payload}]"}
 
     def read(self, output: str) -> tuple[dict[str, bool], list[bool]]:
-        """Each test → whether all its calls gave the right answer; and of each held-out call whether it did.
+        """Return each test → whether all its calls gave the right answer; and of each held-out call whether it did.
 
         A call that is reported twice is right if it is so both times.
         """
@@ -173,14 +173,14 @@ class Calls:
         return tests, list(verdicts)
 
     def _calls(self) -> Iterator[LiteralCall]:
-        """In the order that `call_runner.py` numbers them."""
+        """Yield the calls in the order in which `call_runner.py` numbers them."""
         for file in (*self.files, *self.held_out):
             for calls in file.tests.values():
                 yield from calls
 
 
 def calls_of(task: Task) -> Calls | None:
-    """The calls of a task's tests; None where these hold anything else than calls with literal answers."""
+    """Return the calls of a task's tests; None where these hold anything else than calls with literal answers."""
     assert isinstance(task.oracle, CallsOracle), task.oracle
     names = {*task.oracle.fail_to_pass, *task.oracle.pass_to_pass}
     paths = sorted({name.partition("::")[0] for name in names})
@@ -194,8 +194,8 @@ def calls_of(task: Task) -> Calls | None:
 
 
 def read_calls(source: str, prefix: str) -> CallFile | None:
-    """`from MODULE import NAMES`, then test functions of lines `assert NAME(literals) == literal`; None for any other
-    file. Test ids are the functions' names after `prefix`."""
+    """Read `from MODULE import NAMES`, then test functions of lines `assert NAME(literals) == literal`; None for any
+    other file. Test ids are the functions' names after `prefix`."""
     try:
         first, *functions = syntax.parse(source).body
         assert isinstance(first, ast.ImportFrom) and first.module and not first.level

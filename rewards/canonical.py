@@ -25,12 +25,12 @@ class NotPlain(Exception):
 
 
 def canonical(value: "Any") -> str:
-    """Raises `NotPlain`, and whatever the methods of the value raise."""
+    """Return the canonical text of a value. Raises `NotPlain`, and whatever the methods of the value raise."""
     return _text(value, [LONGEST])
 
 
 def digest(value: "Any") -> str:
-    """Of its canonical text; `?` where it has none."""
+    """Return the digest of a value's canonical text; `?` where it has none."""
     try:
         return hashlib.sha256(canonical(value).encode("ascii")).hexdigest()[:DIGITS]
     except Exception:
@@ -38,7 +38,7 @@ def digest(value: "Any") -> str:
 
 
 def _text(value: "Any", left: "list[int]") -> str:
-    """left: how many characters the values that are still to come may have."""
+    """Return the text of a value. left: how many characters the values that are still to come may have."""
     sized = isinstance(value, (str, bytes, bytearray, list, tuple, collections.abc.Set, collections.abc.Mapping))
     if sized and len(value) > left[0]:
         raise NotPlain
@@ -69,7 +69,7 @@ def _texts(items: "Any", left: "list[int]") -> str:
 
 
 def _number(value: "Any") -> str:
-    """One text for equal numbers of whatever type. Raises `NotPlain` for what is none."""
+    """Return one text for equal numbers of whatever type. Raises `NotPlain` for what is none."""
     if not isinstance(value, numbers.Number):
         if getattr(value, "shape", None) != ():
             raise NotPlain

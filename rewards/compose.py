@@ -1,4 +1,4 @@
-"""What an episode is worth: its outcome, and components with declared weights, each of which is logged.
+"""The worth of an episode: its outcome, and components with declared weights, each of which is logged.
 
 A component is a measure from 0 to 1 times its weight, added or taken off. Correctness dominates: no weights are
 accepted with which an answer that is not solved could be worth more than one that is. Group filters see the outcome
@@ -44,7 +44,7 @@ Segments = Sequence[Sample] | Sequence[Record]
 
 @dataclass(frozen=True)
 class Composition:
-    """Which components there are, and what each is worth: `reward.*` of a recipe. Raises `UserError` for weights that
+    """The components of the reward, and what each is worth: `reward.*` of a recipe. Raises `UserError` for weights that
     are refused.
 
     overlong_tokens, overlong_turns: how long before its limit each penalty begins (0: none); overlong_penalty is the
@@ -66,18 +66,18 @@ class Composition:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of the components that are in use."""
+        """The weights of the components that are in use."""
         windows = dict(zip(OVERLONG, (self.overlong_tokens, self.overlong_turns), strict=True))
         return weights_in_use(self.given, windows, self.overlong_penalty)
 
 
 def weights_in_use(given: Mapping[str, float], windows: Mapping[str, int], penalty: float) -> dict[str, float]:
-    """windows: of the penalties for long episodes, in tokens and turns."""
+    """Return the weights of components in use. windows: of the penalties for long episodes, in tokens and turns."""
     return {name: penalty for name, last in windows.items() if last} | {name: w for name, w in given.items() if w}
 
 
 def wrong_weights(mode: str, weights: Mapping[str, float]) -> Iterator[str]:
-    """What is wrong with weights: names, numbers, or that they could make up for the outcome."""
+    """Yield what is wrong with weights: names, numbers, or that they could make up for the outcome."""
     for name, weight in weights.items():
         if name not in (*WEIGHTED, *OVERLONG):
             yield unknown("component", name, WEIGHTED)
@@ -92,12 +92,12 @@ def wrong_weights(mode: str, weights: Mapping[str, float]) -> Iterator[str]:
 
 
 def stakes(weights: Mapping[str, float]) -> float:
-    """How much nearer components can bring an answer that is not solved to one that is."""
+    """Return how much nearer components can bring an answer that is not solved to one that is."""
     return sum(weights.get(name, 0.0) for name in (*ADDED, *TAKEN))
 
 
 def composed(score: Score, segments: Segments, episode: EpisodeRecord, settings: Composition) -> Score:
-    """The score of an outcome with the components in its value and beside its other components.
+    """Return the score of an outcome with the components in its value and beside its other components.
 
     In mode `fraction` an answer that is not solved is worth its share to the power of `last_mile`, and less by what is
     at stake, so that components can't lift it above a solved one.
@@ -114,7 +114,7 @@ def composed(score: Score, segments: Segments, episode: EpisodeRecord, settings:
 
 
 def errors_in(log: str) -> list[str]:
-    """The kinds of errors that a log names, sorted."""
+    """Return the kinds of errors that a log names, sorted."""
     return sorted({_KINDS[exception] for exception in _ERROR.findall(log)})
 
 
@@ -122,7 +122,7 @@ Measure = Callable[[Score, Segments, EpisodeRecord, Composition], float]
 
 
 def _tests(score: Score, segments: Segments, episode: EpisodeRecord, settings: Composition) -> float:
-    """The share of tests that pass, to the power of `last_mile`; 0 unless a FAIL_TO_PASS test does."""
+    """Return the share of tests that pass, to the power of `last_mile`; 0 unless a FAIL_TO_PASS test does."""
     passed = [*score.evidence.get("tests", {}).values()]
     if score.solved or not passed:
         return float(score.solved)
@@ -130,18 +130,18 @@ def _tests(score: Score, segments: Segments, episode: EpisodeRecord, settings: C
 
 
 def _diff(score: Score, segments: Segments, episode: EpisodeRecord, settings: Composition) -> float:
-    """The likeness to the gold patch: a right answer needs none."""
+    """Return the likeness to the gold patch, or 1 for a right answer, which needs none."""
     return 1.0 if score.solved else float(score.evidence.get("likeness", 0.0))
 
 
 def _format(score: Score, segments: Segments, episode: EpisodeRecord, settings: Composition) -> float:
-    """The share of turns without a malformed call."""
+    """Return the share of turns without a malformed call."""
     turns = episode.turns
     return max(0.0, 1 - episode.counters.malformed_calls / turns) if turns else 0.0
 
 
 def _overlong_tokens(score: Score, segments: Segments, episode: EpisodeRecord, settings: Composition) -> float:
-    """DAPO's soft overlong punishment (arXiv:2503.14476), of the longest sequence."""
+    """Return DAPO's soft overlong punishment (arXiv:2503.14476) of the longest sequence."""
     longest = max(len(segment.tokens) for segment in segments)
     return _overlong(longest, settings.max_context, settings.overlong_tokens)
 
@@ -155,13 +155,13 @@ def _overlong(size: int, limit: int, last: int) -> float:
 
 
 def _repetition(score: Score, segments: Segments, episode: EpisodeRecord, settings: Composition) -> float:
-    """The share of the policy's pieces of `GRAM` tokens that it had said before in this episode."""
+    """Return the share of the policy's pieces of `GRAM` tokens that it had said before in this episode."""
     pieces = [piece for segment in segments for piece in _pieces(segment)]
     return 1 - len({*pieces}) / len(pieces) if pieces else 0.0
 
 
 def _pieces(segment: Sample | Record) -> Iterator[bytes]:
-    """Of each run of sampled tokens, every piece."""
+    """Yield every piece of each run of sampled tokens."""
     length = segment.response_length
     response = segment.tokens[len(segment.tokens) - length :]
     mask = segment.loss_mask if segment.loss_mask is not None else [1] * length
@@ -176,7 +176,7 @@ def _pieces(segment: Sample | Record) -> Iterator[bytes]:
 
 
 def _error(kind: str) -> Measure:
-    """Whether an answer that is not solved has made this error."""
+    """Make a measure of whether an answer that is not solved has made this error: 1 if so, else 0."""
 
     def measure(score: Score, segments: Segments, episode: EpisodeRecord, settings: Composition) -> float:
         return float(not score.solved and kind in score.evidence.get("errors", ()))

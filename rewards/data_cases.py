@@ -39,7 +39,7 @@ _COMMAND, _GOES_ON = "  $ ", "  > "
 
 
 def mutate_cases(path: str, source: bytes, tests: Collection[str], rng: random.Random) -> Mutated:
-    """The data file with the cases of these tests (ids) mutated; without any where it has none of their cases."""
+    """Mutate the cases of these tests (ids) in a data file, which stays as it is where it has none of them."""
     suffix = PurePosixPath(path).suffix
     try:
         lines = source.decode().split("\n")
@@ -57,8 +57,8 @@ def mutate_cases(path: str, source: bytes, tests: Collection[str], rng: random.R
 
 
 def alter_cases(path: str, source: bytes, forms: Mapping[str, int], seed: str) -> Mutated:
-    """The data file with the cases of these tests (ids), each in the form of its number: a word or a number of what it
-    expects is another one, as in `rewards.altered_tests`, or one of its program if it expects nothing."""
+    """Alter the cases of these tests (ids) in a data file, each into the form of its number: a word or a number of what
+    it expects is another one, as in `rewards.altered_tests`, or one of its program if it expects nothing."""
     suffix = PurePosixPath(path).suffix
     try:
         lines = source.decode().split("\n")
@@ -96,7 +96,7 @@ def _forms(part: list[str], suffix: str, vocabulary: Vocabulary, rng: random.Ran
 
 
 def _cases(lines: list[str], suffix: str) -> Iterator[tuple[str, list[str]]]:
-    """The name and the lines of each case, in order; what stands before the first has no name."""
+    """Yield the name and the lines of each case, in order; what stands before the first has no name."""
     header, name, part = _HEADERS.get(suffix), "", list[str]()
     for line in lines:
         if header and (found := header.match(line)):
@@ -107,7 +107,7 @@ def _cases(lines: list[str], suffix: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _is_of(test: str, path: str, suffix: str, case: str) -> bool:
-    """Whether a test (id) is the case of this file."""
+    """Say whether a test (id) is the case of this file."""
     file, *names = test.split("::")
     place = PurePosixPath(path)
     if suffix == ".t":
@@ -125,7 +125,7 @@ def _is_of(test: str, path: str, suffix: str, case: str) -> bool:
 
 
 def _mutated(part: list[str], suffix: str, rng: random.Random) -> list[str]:
-    """The lines of a case of which honest code must fail; the same ones where none is found."""
+    """Return the lines of a case, changed so that honest code must fail it; the same ones where no way is found."""
     letters = "".join(rng.choices(string.ascii_lowercase, k=3))
     if (at := _expected(part, suffix)) is not None:
         return [*part[:at], part[at] + letters[0], *part[at + 1 :]]
@@ -143,7 +143,7 @@ def _mutated(part: list[str], suffix: str, rng: random.Random) -> list[str]:
 
 
 def _expected(part: list[str], suffix: str) -> int | None:
-    """The number of the first line that holds what a case expects."""
+    """Return the index of the first line that holds what a case expects; None where there is none."""
     if suffix == ".ambr":
         return next((at for at, line in enumerate(part) if not line.startswith("#") and line.strip()), None)
     if suffix == ".t":
@@ -172,14 +172,14 @@ _Record = list[tuple[int, int]]  # where its literals begin and end
 
 
 def is_read_by(path: str, source: bytes) -> bool:
-    """Whether a test file names this data file, with or without its suffix, as a word."""
+    """Say whether a test file names this data file, with or without its suffix, as a word."""
     name = path.rpartition("/")[2]
     stem = name.rpartition(".")[0]
     return re.search(rb"\b(?:%s|%s)\b" % (re.escape(name).encode(), re.escape(stem).encode()), source) is not None
 
 
 def alter_data(source: bytes, number: int, seed: str) -> bytes | None:
-    """The file in the altered form of this number; None where it has none, or is no JSON of at most a megabyte."""
+    """Return a file in its altered form of this number; None where it has none, or is no JSON of at most 1 MiB."""
     try:
         text = source.decode()
     except UnicodeDecodeError:
@@ -209,7 +209,7 @@ def _altered(text: str, records: list[_Record], from_end: int, vocabulary: Vocab
 
 
 def _other(old: str, vocabulary: Vocabulary, rng: random.Random) -> str:
-    """Another literal of the same form, or the same one, for half of the truth values and where no other is found."""
+    """Return another literal of the same form; the same for half of the truth values, and where no other is found."""
     if old in _TURNED:
         return _TURNED[old] if rng.randrange(2) else old
     new = vocabulary.alter(old, rng)
@@ -243,7 +243,7 @@ def _is_json(text: str) -> bool:
 
 
 def _elements(text: str) -> Iterator[_Record]:
-    """The literals of each element of the outermost list or object."""
+    """Yield the places of the literals in each element of the outermost list or object."""
     record: _Record = []
     depth, tokens = 0, [*_TOKEN.finditer(text)]
     for token, after in zip(tokens, [*(found[0] for found in tokens[1:]), ""], strict=False):

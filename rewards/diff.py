@@ -20,9 +20,9 @@ from slime_swe.sandbox.base import Sandboxes
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
-    """Solved where both patches leave the same files. Correctness and quality are apart: the quality of a patch that is
-    not right grows with its likeness up to 1, which is what a right one has. Raises `PatchError`, and `UserError` where
-    cydifflib is not installed."""
+    """Grade a patch, which is right where both patches leave the same files. Correctness and quality are apart: the
+    quality of a patch that is not right grows with its likeness up to 1, which is what a right one has. Raises
+    `PatchError`, and `UserError` where cydifflib is not installed."""
     require_cydifflib()
     found, worth = await asyncio.to_thread(_compared, task, patch)
     files = len(found.similarities) / max(len(found.gold), len(found.answer), 1)
@@ -36,7 +36,7 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
 
 
 def _compared(task: Task, patch: str) -> tuple[Comparison, float]:
-    """With the quality of a patch that is not right."""
+    """Compare a patch with the gold patch, and return also the quality that it has if it is not right."""
     oracle = task.oracle
     assert isinstance(oracle, DiffOracle), oracle
     found = compare(task, patch)
@@ -49,8 +49,8 @@ def _compared(task: Task, patch: str) -> tuple[Comparison, float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """gold, answer: the files that each changes. similarities: of each file that both change, 0 to 1, and 1 where both
-    leave the same. same: whether the patches leave the same files."""
+    """The comparison of a patch with the gold patch. gold, answer: the files that each changes. similarities: of each
+    file that both change, 0 to 1, and 1 where both leave the same. same: whether the patches leave the same files."""
 
     similarities: Mapping[str, float]
     gold: set[str]
@@ -59,7 +59,7 @@ class Comparison:
 
     @property
     def likeness(self) -> float:
-        """0 to 1: the mean over the files that either changes."""
+        """The mean similarity over the files that either changes, 0 to 1."""
         return swe_rl(self.similarities, self.gold, self.answer) if self.gold | self.answer else 0.0
 
 
@@ -68,20 +68,20 @@ Similarities = Mapping[str, float]  # of each file that both patches change, 0 t
 
 
 def swe_rl(similarities: Similarities, gold: set[str], answer: set[str]) -> float:
-    """The mean similarity over all files that either changes, 0 for one that only one of them does. An answer that is
-    no patch is worth -1 (`DiffOracle.refused_quality`). SWE-RL, arXiv:2502.18449."""
+    """Return the mean similarity over all files that either changes, 0 for one that only one of them does. An answer
+    that is no patch is worth -1 (`DiffOracle.refused_quality`). SWE-RL, arXiv:2502.18449."""
     return sum(similarities.values()) / len(gold | answer)
 
 
 def code_repair_rl(similarities: Similarities, gold: set[str], answer: set[str], oracle: DiffOracle) -> float:
-    """The weighted sum of two shares of the larger number of files that one of them changes: the similarities of those
-    that both change, and the number of these. The weights are the oracle's, and ours by default."""
+    """Return the weighted sum of two shares of the larger number of files that one of them changes: the similarities of
+    those that both change, and the number of these. The weights are the oracle's, and ours by default."""
     most = max(len(gold), len(answer))
     return (oracle.similarity_weight * sum(similarities.values()) + oracle.files_weight * len(similarities)) / most
 
 
 def quality(oracle: DiffOracle, similarities: Similarities, gold: set[str], answer: set[str]) -> float:
-    """By the name that the oracle gives. 0 where neither changes a file."""
+    """Return the quality by the reward that the oracle names; 0 where neither patch changes a file."""
     if not gold | answer:
         return 0.0
     if oracle.reward == "swe_rl":
@@ -90,7 +90,8 @@ def quality(oracle: DiffOracle, similarities: Similarities, gold: set[str], answ
 
 
 def compare(task: Task, patch: str) -> Comparison:
-    """Changes of the oracle's protected files count for nothing. Raises `PatchError` where the patch can't be applied.
+    """Compare a patch with the gold patch. Changes of the oracle's protected files count for nothing. Raises
+    `PatchError` where the patch can't be applied.
 
     The text that is compared of a file is that of its hunks, without names and line numbers.
     """
@@ -104,7 +105,7 @@ def compare(task: Task, patch: str) -> Comparison:
     return Comparison(similarities, {*wanted.left}, {*given.left}, same)
 
 
-# How alike two texts are: difflib's ratio, in bounded time.
+# The likeness of two texts: difflib's ratio, in bounded time.
 MAX_CHARACTERS = 20_000  # of either text; longer ones are compared by lines
 MAX_LINES = 20_000  # of either text; what follows counts as different
 MAX_WORK = 400_000_000  # comparisons of two characters or lines: a second or two
@@ -113,17 +114,18 @@ _LOOK_UP = 400  # comparisons that take as long as finding where an element stan
 
 @dataclass
 class Work:
-    """What is left of the comparisons that one answer may take."""
+    """The comparisons that one answer may still take."""
 
     left: int = MAX_WORK
 
 
 def similarity(a: str, b: str, work: Work | None = None) -> float:
-    """`difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()`, 0 to 1: twice what matches over what there is.
+    """Return `difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()`: twice what matches over what there is.
 
-    Of characters; of whole lines, each of which counts by its characters, where a text has more than `MAX_CHARACTERS`,
-    or where characters would take more than half of `work`. What lines would take beyond it counts as different. The
-    same everywhere, as no clock decides. Raises `UserError` where cydifflib is not installed.
+    The ratio is 0 to 1, and of characters; it is of whole lines, each of which counts by its characters, where a text
+    has more than `MAX_CHARACTERS`, or where characters would take more than half of `work`. What lines would take
+    beyond it counts as different. The result is the same everywhere, as no clock decides. Raises `UserError` where
+    cydifflib is not installed.
     """
     work = work or Work()
     if a == b:
@@ -142,11 +144,11 @@ def similarity(a: str, b: str, work: Work | None = None) -> float:
 def _matched(
     a: Sequence[str] | Sequence[int], b: Sequence[str] | Sequence[int], sizes: Sequence[int], work: Work
 ) -> tuple[int, bool]:
-    """How much matches, in the sizes of `a`'s elements, and whether that is all: False where no work was left for the
-    rest.
+    """Return how much matches, in the sizes of `a`'s elements, and whether that is all: False where no work was left
+    for the rest.
 
-    As `SequenceMatcher.get_matching_blocks`: the longest match, then what is left and right of it. A search for one
-    compares each element of its part of `a` with all equal ones of `b` that are not behind its part.
+    Matches are found as `SequenceMatcher.get_matching_blocks` does: the longest, then what is left and right of it. A
+    search for one compares each element of its part of `a` with all equal ones of `b` that are not behind its part.
     """
     matcher = _matcher()(None, a, b, autojunk=False)
     counts = Counter(b)
@@ -170,7 +172,7 @@ def _matched(
 
 
 def require_cydifflib() -> None:
-    """Raises `UserError` where what compares texts is not installed."""
+    """Raise `UserError` where cydifflib, which compares texts, is not installed."""
     _matcher()
 
 
@@ -184,7 +186,7 @@ def _matcher() -> Any:
 
 # Compare a patch with a task's gold patch, file by file. Nothing of the patch is run.
 def likeness(task: Task, patch: str) -> float:
-    """0 to 1, of any task that has a gold patch; 0 for a patch that can't be applied."""
+    """Return the likeness of a patch to the gold patch of any task, 0 to 1; 0 for one that can't be applied."""
     try:
         return compare(task, patch).likeness
     except PatchError:
@@ -192,12 +194,12 @@ def likeness(task: Task, patch: str) -> float:
 
 
 def written_alike(task: Task, patch: str) -> float:
-    """0 to 1: the runs of tokens that both patches add to the same files. Raises as `compare` does."""
+    """Return the share of token runs that both patches add to the same files, 0 to 1. Raises as `compare` does."""
     wanted, given = (_side(task, text) for text in (task.oracle.gold_patch, patch))
     return shared_runs(given.added(), wanted.added())
 
 
-# How alike two pieces of code are, by runs of tokens as BLEU counts them (Papineni et al., 2002).
+# The likeness of two pieces of code, by runs of tokens as BLEU counts them (Papineni et al., 2002).
 #
 # A constant, a returned argument and a quotation share no run with code that does something: unlike a ratio of
 # characters, the measure gives them nothing.
@@ -213,8 +215,8 @@ _TOKEN = re.compile(
 
 
 def shared_runs(a: Mapping[str, str], b: Mapping[str, str]) -> float:
-    """Of texts by their paths: twice the runs of `GRAM` tokens that both have in one file over all of both, 0 to 1;
-    0 where neither has any. A string is one token, and Python's comments count for nothing."""
+    """Return twice the runs of `GRAM` tokens that both have in one file over all of both, 0 to 1; 0 where neither has
+    any. Both are texts by their paths. A string is one token, and Python's comments count for nothing."""
     left, right = _runs(a), _runs(b)
     every = left.total() + right.total()
     return 2 * (left & right).total() / every if every else 0.0
@@ -230,8 +232,8 @@ def _runs(texts: Mapping[str, str]) -> Counter[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class _Side:
-    """left: each file that a patch changes -> what it leaves of it: the content, None where it is deleted; the hunks,
-    of an image's files, whose contents are not known."""
+    """The effect of one patch. left: each file that it changes -> what it leaves of it: the content, None where it is
+    deleted; the hunks, of an image's files, whose contents are not known."""
 
     left: Mapping[str, object]
     changes: Mapping[str, list[Change]]
@@ -241,7 +243,7 @@ class _Side:
         return "".join(f"@@\n{''.join(hunk.lines)}" for change in changes for hunk in change.hunks)
 
     def added(self) -> dict[str, str]:
-        """Of each file the lines that are added, without context."""
+        """Return the lines that are added to each file, without context."""
         return {
             path: "".join(
                 line[1:]

@@ -70,7 +70,7 @@ async def grade(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingS
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings | None = None) -> Trial:
-    """One run of the task's oracle, by the grader whose dotted path the oracle names: an `async` function of these
+    """Run the task's oracle once, by the grader whose dotted path the oracle names: an `async` function of these
     arguments. An empty patch changes nothing. Raises `PatchError` where the patch can't be applied, `GraderError` where
     the grader itself fails, `UserError` where there is no such grader.
     """
@@ -107,7 +107,7 @@ def _scored(settings: GradingSettings, task: Task, trial: Trial, evidence: dict[
 
 
 def value_of(mode: str, solved: bool, share: float = 0.0) -> float:
-    """What an outcome is worth in a mode; share: what it is in `fraction`."""
+    """Return what an outcome is worth in a mode. share: what it is worth in `fraction`."""
     if mode == "fraction":
         return share
     return 1.0 if solved else -1.0 if mode == "plus_minus" else 0.0
@@ -135,7 +135,7 @@ class Trial:
     components: Mapping[str, float] = field(default_factory=dict)
 
     def share(self, names: tuple[str, ...]) -> float:
-        """The share of these tests that passed; 1 where there are none."""
+        """Return the share of these tests that passed; 1 where there are none."""
         return sum(self.tests[name] for name in names) / len(names) if names else 1.0
 
 
@@ -145,7 +145,7 @@ class GraderError(InfrastructureError):
 
 @dataclass(frozen=True)
 class GradingSettings:
-    """How patches are graded: `reward.*` of a recipe. Raises `UserError` for an unknown mode or harness.
+    """The settings of grading: `reward.*` of a recipe. Raises `UserError` for an unknown mode or harness.
 
     mode: the value of a patch that solves the task, and of one that does not: `plus_minus` +1 and -1, `binary` 1 and 0;
     `fraction` is the share of all expected tests that pass, but 0 unless a FAIL_TO_PASS test does, so that doing
@@ -170,8 +170,8 @@ DEFAULTS = GradingSettings()
 
 
 async def answer_in(task: Task, patch: str, path: str) -> str | None:
-    """The text that a patch leaves in one file, for the tasks that ask for an answer there; None where there is no such
-    file, or it is no UTF-8. An empty patch changes nothing.
+    """Return the text that a patch leaves in one file, for the tasks that ask for an answer there; None where there is
+    no such file, or it is no UTF-8. An empty patch changes nothing.
 
     The workspace has no image: its files are all there is. Raises `PatchError`.
     """

@@ -26,7 +26,7 @@ _AUTO_LOADED = frozenset(
 
 
 class Guard:
-    """Whether a change to this path is undone before grading."""
+    """A predicate of paths: it says whether a change to one is undone before grading."""
 
     def __init__(self, names: Collection[str], protected: Collection[str]) -> None:
         """`names`: the repository's files; `protected`: those that the oracle puts back."""
@@ -51,13 +51,13 @@ class Guard:
         return path.startswith(self._folders) or any(map(self._shadows, _as_imported(path, self._roots)))
 
     def _shadows(self, path: str) -> bool:
-        """A new file below a folder of `sys.path`: `queue.py` or `queue/…` comes before the standard library's."""
+        """Say whether a new file in `sys.path` hides a protected or standard module, as `queue.py` and `queue/…` do."""
         names = {path.partition("/")[0].partition(".")[0], _module(path)}
         return bool(names & self._modules) or not names.isdisjoint(sys.stdlib_module_names)
 
 
 def _import_roots(files: Collection[str]) -> frozenset[str]:
-    """The folders that a test runner may have on `sys.path`: those that are in no package, and `src` in any case."""
+    """Return the folders that a test runner may have on `sys.path`: those in no package, and `src` in any case."""
     every = {folder for path in files for folder in folders_of(path)}
     packages = {folder for folder in every if f"{folder}/__init__.py" in files}
     outside = {folder for folder in every if packages.isdisjoint({folder, *folders_of(folder)})}
@@ -65,18 +65,18 @@ def _import_roots(files: Collection[str]) -> frozenset[str]:
 
 
 def _as_imported(path: str, roots: Collection[str]) -> list[str]:
-    """The path from the repository's root, and from each of these folders that it is in."""
+    """Return the path from the repository's root, and from each of these folders that it is in."""
     return [path, *(path[len(folder) + 1 :] for folder in folders_of(path) if folder in roots)]
 
 
 def folders_of(path: str) -> set[str]:
-    """The folders that the path is in, but for the repository's own."""
+    """Return the folders that the path is in, but for the repository's own."""
     parts = path.split("/")
     return {"/".join(parts[:count]) for count in range(1, len(parts))}
 
 
 def _module(path: str) -> str:
-    """What the file is imported as: `pkg/test_a.py` and `pkg/test_a/__init__.py` are both `pkg/test_a`."""
+    """Return what a file is imported as: `pkg/test_a.py` and `pkg/test_a/__init__.py` are both `pkg/test_a`."""
     parent, name = PurePosixPath(path).parent, PurePosixPath(path).name.partition(".")[0]
     return str(parent) if name == "__init__" else str(parent / name)
 
@@ -88,7 +88,7 @@ async def graded_files(
     names: Collection[str] | None = None,
     added: Files | None = None,
 ) -> tuple[dict[str, str | bytes], list[str]]:
-    """The pristine files with the patch applied, and the paths at which the patch is ignored.
+    """Return the pristine files with the patch applied, and the paths at which the patch is ignored.
 
     pristine: the files to patch; None takes the task's own. names: of all the repository's files; None takes those of
     `pristine`. added: files of the grader, which are protected too. The patch is also ignored where it is in the way of
@@ -113,7 +113,7 @@ def _graded_files(
 
 
 def _in_the_way(files: Iterable[str], fixed: Collection[str]) -> list[str]:
-    """The files that one of `fixed` would have to be a folder of, or a file in."""
+    """Return the files that stand where a folder of `fixed` has to be, or below where a file of it has to be."""
     above = {parent for path in fixed for parent in folders_of(path)}
     return [path for path in files if path in above or not folders_of(path).isdisjoint(fixed)]
 

@@ -55,7 +55,7 @@ class MutatedFiles:
 def mutate_files(
     files: Files, places: Mapping[str, str], shown: Files | None = None, record_to: str = ""
 ) -> MutatedFiles:
-    """Test files with tests mutated: the functions of Python files, and the cases of data files.
+    """Mutate tests of test files: the functions of Python files, and the cases of data files.
 
     places: where each test may be, as `path::Class::name` → its id. shown: the files as agents see them, if in another
     form. record_to: withhold values, and record to this file of the sandbox what is given instead.
@@ -85,7 +85,7 @@ def mutate_files(
 def alter_files(
     files: Files, places: Mapping[str, str], forms: Mapping[str, int], shown: Files | None = None
 ) -> MutatedFiles:
-    """Test files with these tests (ids), each in the altered form of its number.
+    """Alter these tests (ids) of test files, each into the form of its number.
 
     A process always makes the same of a number. A test that does not have so many forms stays as it is, unless it reads
     a JSON file: then the file has forms, too.
@@ -125,12 +125,12 @@ def alter_files(
 
 @functools.cache
 def _secret() -> str:
-    """What code under test would need to know the altered forms of a test."""
+    """Return the secret that altered forms are drawn by: code under test that knew it would know these."""
     return secrets.token_hex(16)
 
 
 def rewrite_files(files: Files, tests: Collection[str]) -> MutatedFiles:
-    """These files with other literals, for tests of which none can be mutated."""
+    """Rewrite the literals of these files, for tests of which none can be mutated."""
     made = {path: rewrite_literals(path, content) for path, content in files.items()}
     changed = {path: content for path, content in made.items() if content != files[path]}
     return MutatedFiles(changed, (frozenset(tests),), rewritten=True) if changed else MutatedFiles()
@@ -141,7 +141,7 @@ def _ids(found: Collection[str], places: Mapping[str, str]) -> frozenset[str]:
 
 
 def pytest_options(only: Collection[str] = ()) -> str:
-    """A line of shell that has pytest format no tracebacks, for a run that code may tell from the first.
+    """Return a line of shell that has pytest format no tracebacks, for a run that code may tell from the first.
 
     A test that fails may take a hundred times as long as its code if it has a traceback. What pytest says of each test
     stays as it is; other runners take no notice. only: leave out tests of other names than these (ids) have, as far as
@@ -153,7 +153,7 @@ def pytest_options(only: Collection[str] = ()) -> str:
 
 
 async def read_files(sandbox: Sandbox, paths: Collection[str]) -> Files:
-    """Those that are there."""
+    """Read these files of a sandbox, but for those that can't be read."""
     found = {}
     for path in paths:
         with contextlib.suppress(OSError):
@@ -162,9 +162,9 @@ async def read_files(sandbox: Sandbox, paths: Collection[str]) -> Files:
 
 
 async def records_in(sandbox: Sandbox, path: str) -> Records:
-    """What a run has recorded; nothing where it was to record nothing, or where code under test has put something else
-    in the place of the file, such as a FIFO, which would be waited for. When a command begins, none is left to do so.
-    The file is removed: a sandbox of plain processes has no /tmp of its own.
+    """Read what a run has recorded; nothing where it was to record nothing, or where code under test has put something
+    else in the place of the file, such as a FIFO, which would be waited for. No code under test is left to do so when
+    the command that reads begins. The file is removed: a sandbox of plain processes has no /tmp of its own.
     """
     if not path:
         return {}
@@ -176,8 +176,8 @@ async def records_in(sandbox: Sandbox, path: str) -> Records:
 async def known_control(
     task: Task, patch: str, sandboxes: Sandboxes, tests: Sequence[str], control: Control
 ) -> ControlRun:
-    """The control of the gold patch or of none, made once for all patches of a task. That of the gold patch is made
-    again if nothing came of it."""
+    """Return the control of the gold patch or of none, made once for all patches of a task. That of the gold patch is
+    made again if nothing came of it. Raises `GraderError` where the gold patch can't be applied."""
     decides = (task.id, task.oracle, sorted(task.workspace.files.items()), task.workspace.image, patch, tuple(tests))
     key = hashlib.sha256(
         repr(decides).encode(errors="backslashreplace")

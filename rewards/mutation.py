@@ -77,7 +77,7 @@ _LITTLE = 9  # how far, at most, a mutated number is from the true one
 
 @dataclass(frozen=True)
 class Recording:
-    """Where the values of tests are recorded: the sandbox's file, and the number of the first place."""
+    """The record of the values of tests: the sandbox's file, and the number of the first place."""
 
     path: str
     first: int = 0
@@ -107,7 +107,7 @@ def mutate(
     shown: bytes = b"",
     recording: Recording | None = None,
 ) -> Mutated:
-    """The test file with these tests (ids) mutated. Tests that are not found stay as they are."""
+    """Mutate these tests (ids) of a test file. Tests that are not found stay as they are."""
     text, module = parsed(source)
     functions = functions_of(module)
     chosen: dict[int, tuple[Function, set[str]]] = {}  # one may be inherited by several classes
@@ -134,8 +134,8 @@ def mutate(
 
 
 def rewrite_literals(path: str, source: bytes) -> bytes:
-    """A test file of any language with other numbers and strings in each line that asserts something; if there are
-    none, in each line that imports nothing, as in Go, where assertions are plain comparisons.
+    """Return a test file of any language with other numbers and strings in each line that asserts something; if there
+    are none, in each line that imports nothing, as in Go, where assertions are plain comparisons.
 
     In a file of data all numbers and strings are others, and so is the word at the end of a line such as
     `expected: word`; if there is none of these, the word at the end of each line. What is made of a file is the same
@@ -173,17 +173,17 @@ def rewrite_literals(path: str, source: bytes) -> bytes:
 
 
 def tests_in(path: str, tests: Collection[str]) -> list[str]:
-    """Those of these tests (ids) that are in this file."""
+    """Return those of these tests (ids) that are in this file."""
     return [test for test in tests if test.startswith(f"{path}::")]
 
 
 def name_of(test: str) -> str:
-    """The name of a test's function, as `functions_of` has it."""
+    """Return the name of a test's function, as `functions_of` has it."""
     return re.sub(r"\[.*", "", test.partition("::")[2], flags=re.DOTALL)
 
 
 def parsed(source: bytes) -> tuple[bytes, ast.Module]:
-    """The text as Python reads it, and its tree. The tree is empty if the text can't be read."""
+    """Return the text as Python reads it, and its tree. The tree is empty if the text can't be read."""
     text = source.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     try:
         return text, syntax.parse(text.decode())
@@ -192,12 +192,12 @@ def parsed(source: bytes) -> tuple[bytes, ast.Module]:
 
 
 def functions_of(module: ast.Module) -> Mapping[str, Function]:
-    """The functions of a test file by their names, those of classes as `Class::name`."""
+    """Return the functions of a test file by their names, those of classes as `Class::name`."""
     return dict(_functions_in(module, ""))
 
 
 def _functions_in(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, Function]]:
-    """Those of a module or a class by name, with those that its classes have from others in the same place."""
+    """Yield the functions of a module or class by name, with those that its classes inherit from others beside them."""
     classes: dict[str, Mapping[str, Function]] = {}
     for node in tree.body:
         if isinstance(node, Function):
@@ -210,7 +210,7 @@ def _functions_in(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tupl
 
 
 def _edits(function: Function, known: Container[str], lines: list[bytes], rng: random.Random) -> list[Edit]:
-    """Of the first comparison that is certain to be made, else of the first assertion, else an error at the start.
+    """Edit the first comparison that is certain to be made, else the first assertion, else raise an error at the start.
 
     Later assertions stay as they are, so code that has all but some of them skipped passes.
     """
@@ -226,9 +226,9 @@ def _edits(function: Function, known: Container[str], lines: list[bytes], rng: r
 
 
 def _other_value(statement: ast.stmt, lines: list[bytes], rng: random.Random) -> list[Edit]:
-    """Of `assert a == b` or `self.assertEqual(a, b)`: another value for the side that is not computed.
+    """Give the side that is not computed of `assert a == b` or `self.assertEqual(a, b)` another value.
 
-    Where that is no literal, both may be of any size, and a runner would print both and how they differ. So the
+    Where that side is no literal, both may be of any size, and a runner would print both and how they differ. So the
     statement is no assertion.
     """
     match statement:
@@ -249,7 +249,7 @@ def _other_value(statement: ast.stmt, lines: list[bytes], rng: random.Random) ->
 
 
 def _other_exception(statement: ast.stmt, _: list[bytes], rng: random.Random) -> list[Edit]:
-    """Of `with raises(error):` or `self.assertRaises(error, …)`: an exception that code hardly raises."""
+    """Make `with raises(error):` or `self.assertRaises(error, …)` expect an exception that code hardly raises."""
     match statement:
         case ast.With(items=[ast.withitem(context_expr=ast.Call() as call)]) | ast.Expr(value=ast.Call() as call):
             pass
@@ -262,7 +262,7 @@ def _other_exception(statement: ast.stmt, _: list[bytes], rng: random.Random) ->
 
 
 def _opposite(statement: ast.stmt, lines: list[bytes], rng: random.Random) -> list[Edit]:
-    """Of `assert a` or `self.assertTrue(a)` and their like."""
+    """Turn `assert a`, `self.assertTrue(a)` and their like into their opposites."""
     match statement:
         case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=operand) as test) if span(test)[1] == span(operand)[1]:
             return [Edit(span(test)[0], span(operand)[0], b"")]
@@ -281,13 +281,13 @@ def _opposite(statement: ast.stmt, lines: list[bytes], rng: random.Random) -> li
 
 
 def _weight(node: ast.expr) -> int:
-    """How much of a side is computed: nothing of a literal, more where there is a call."""
+    """Return how much of a side is computed: 0 for a literal, 2 where there is a call, else 1."""
     calls = any(isinstance(inner, ast.Call) for inner in ast.walk(node))
     return 2 if calls else int(literal(node) is NO_LITERAL)
 
 
 def _wrong(value: object, rng: random.Random) -> str:
-    """Of a literal, another one of its type, since code may tell types apart; empty where none comes to mind."""
+    """Return another literal of the value's type, since code may tell types apart; empty where none comes to mind."""
     little = rng.randint(1, _LITTLE)
     match value:
         case bool():

@@ -115,42 +115,42 @@ class ControlRun:
 
     @property
     def reports(self) -> bool:
-        """Whether anything came of it."""
+        """Say whether the run has reported or recorded anything."""
         return bool(self.failed or self.passed or self.records)
 
 
 class ControlledRuns(Protocol):
-    """Runs of one patch. All raise `PatchError`, `GraderError`, `SandboxError`."""
+    """The runs of one patch. All raise `PatchError`, `GraderError`, `SandboxError`."""
 
     async def first(self) -> Trial:
-        """With the tests as they are."""
+        """Run the tests as they are."""
         ...
 
     async def control(self, tests: Sequence[str]) -> ControlRun:
-        """With these mutated where that can be, and their values withheld."""
+        """Run with these tests mutated where that can be, and their values withheld."""
         ...
 
     async def gold_control(self, tests: Sequence[str]) -> ControlRun:
-        """The same with the gold patch, which must not be empty. It may be remembered."""
+        """Make the control run with the gold patch, which must not be empty. It may be remembered."""
         ...
 
     async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
-        """The same without a patch. It may be remembered."""
+        """Make the control run without a patch. It may be remembered."""
         ...
 
     async def altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
-        """With these tests in the altered forms of these numbers, and all others as they are. A test that has no such
-        form is not among the run's `functions`. only: others than these may be left out; empty for none."""
+        """Run with these tests in the altered forms of these numbers, and all others as they are. A test that has no
+        such form is not among the run's `functions`. only: others than these may be left out; empty for none."""
         ...
 
     async def gold_altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
-        """The same with the gold patch, which must not be empty. It may be remembered."""
+        """Make the altered run with the gold patch, which must not be empty. It may be remembered."""
         ...
 
 
 @dataclass(frozen=True)
 class _Findings:
-    """What a control run shows of the tests that the first run reports as passed."""
+    """The findings of a control run on the tests that the first run reports as passed."""
 
     values: frozenset[str] = _NONE
     mutated: frozenset[str] = _NONE
@@ -168,11 +168,11 @@ class _Findings:
         return self.values | self.mutated
 
     def without(self, tests: frozenset[str]) -> _Findings:
-        """Without what mutated tests show of these."""
+        """Return the findings without what mutated tests show of these."""
         return replace(self, mutated=self.mutated - tests, silent=self.silent - tests)
 
     def and_again(self, again: _Findings) -> _Findings:
-        """With those of a second run. What is missing in it too stays so."""
+        """Return the findings with those of a second run. What is missing in it too stays so."""
         values, mutated = self.values | again.values, self.mutated | again.mutated
         return _Findings(
             values, mutated, (self.silent | again.silent) - mutated, again.missing, again.passed, again.wrong
@@ -180,11 +180,12 @@ class _Findings:
 
 
 async def with_negative_control(task: Task, runs: ControlledRuns) -> Trial:
-    """The first run's trial, rejected where its control shows that it is forged, or shows nothing. Raises what the runs
-    do.
+    """Return the first run's trial, rejected where its control shows that it is forged, or shows nothing. Raises what
+    the runs do.
 
-    Two runs, one after the other; one more if something is missing, and `FURTHER_RUNS` more where a FAIL_TO_PASS test
-    has no value. The first run is made whatever the control shows, since its results are parts of the score.
+    There are two runs, one after the other; one more if something is missing, and `FURTHER_RUNS` more where a
+    FAIL_TO_PASS test has no value. The first run is made whatever the control shows, since its results are parts of
+    the score.
     """
     oracle, runs = task.oracle, _InTurn(runs, await lock_of(task))
     run = await runs.control((*oracle.fail_to_pass, *oracle.pass_to_pass))
@@ -196,7 +197,7 @@ async def with_negative_control(task: Task, runs: ControlledRuns) -> Trial:
 
 @dataclass(frozen=True)
 class _InTurn:
-    """The same runs, each beside none of the task that could tell it something."""
+    """The runs of one patch, each made beside no run of the task that could tell it something."""
 
     runs: ControlledRuns
     lock: GroupLock
@@ -224,7 +225,7 @@ class _InTurn:
 
 
 def uncontrolled(trial: Trial) -> Trial:
-    """A trial whose log is believed without a witness; says so."""
+    """Return the trial of a log that is believed without a witness; it says so."""
     passed = sum(trial.tests.values())
     return replace(trial, details={**trial.details, "witness": {"uncontrolled": passed}})
 
@@ -270,15 +271,15 @@ async def _judged(oracle: Oracle, trial: Trial, run: ControlRun, runs: Controlle
 
 
 def luck(forms: int) -> float:
-    """With what probability code is believed at most that takes a text for the true one by a hash of it, of a test with
-    so many altered forms."""
+    """Return the highest probability of being believed, for code that takes a text for the true one by a hash of it,
+    of a test with so many altered forms."""
     return round(1 / (forms + 1) * (1 - 1 / (forms + 1)) ** forms, 3)
 
 
 async def _findings(
     oracle: Oracle, passed: frozenset[str], run: ControlRun, names: Sequence[str], runs: ControlledRuns
 ) -> _Findings:
-    """Compared with the controls of the gold patch and of none, as far as they say anything of it. Where no test
+    """Compare a run with the controls of the gold patch and of none, as far as they say anything of it. Where no test
     decides, what is right is the unpatched code."""
     if not oracle.fail_to_pass:
         return _compared(passed, run, await runs.unpatched_control(names), ControlRun(), _NONE)
@@ -292,7 +293,7 @@ async def _findings(
 def _compared(
     passed: frozenset[str], run: ControlRun, gold: ControlRun, unpatched: ControlRun, deciding: frozenset[str]
 ) -> _Findings:
-    """What is the same with the gold patch is not held against a patch."""
+    """Compare a run with other controls. What is the same with the gold patch is not held against a patch."""
     mutated = run.mutated & passed
     unreported = mutated - run.failed - run.passed
     built = gold.reports or not run.rewritten  # rewritten tests may not even compile, with any code
@@ -329,7 +330,7 @@ _Guessed = tuple[frozenset[str], str]  # what the unpatched code gives in a plac
 
 
 def _all_guessed(values: Counter[_Guessed]) -> float:
-    """With what probability code guesses all values that knows what the unpatched code gives in each place, and how
+    """Return the probability that code guesses all values, knowing what the unpatched code gives in each place, and how
     often another one is right then, and not where."""
     places: Counter[frozenset[str]] = Counter()
     for (before, _), times in values.items():
@@ -360,8 +361,8 @@ async def _failing_forms(
     runs: ControlledRuns,
     most: int,
 ) -> _Forms:
-    """Altered forms of each function that has such tests, `FURTHER_RUNS` - 1 at most, in which the gold patch fails one
-    that is `reported` so in the control, or does not pass one that is `silent` there.
+    """Find altered forms of each function that has such tests, `FURTHER_RUNS` - 1 at most, in which the gold patch
+    fails one that is `reported` so in the control, or does not pass one that is `silent` there.
 
     All functions are altered in the first runs of the gold patch, each in a form of its own, so that they are the same
     runs for all patches. There are more if some tests fail in few forms, and in the second half of the forms only if
@@ -395,13 +396,13 @@ async def _failing_forms(
 
 
 def _renamed(group: frozenset[str], run: ControlRun) -> frozenset[str]:
-    """The cases of a function whose altered parameters are part of their names."""
+    """Return the cases of a function whose altered parameters are part of their names."""
     functions = {test.partition("[")[0] for test in group}
     return frozenset(test for test in run.failed | run.passed if test.partition("[")[0] in functions) - group
 
 
 def _each_fails(forms: Sequence[_Form], times: int) -> bool:
-    """Whether each test that fails in any of these forms does so as often as this."""
+    """Say whether each test that fails in any of these forms does so at least `times` times."""
     return bool(forms) and min(_times_unmet(forms).values()) >= times
 
 
@@ -410,7 +411,7 @@ def _times_unmet(forms: Iterable[_Form]) -> Counter[str]:
 
 
 def _chosen(forms: Sequence[_Form]) -> Sequence[_Form]:
-    """Of `FURTHER_RUNS` - 1 of these forms, each is the one that fails most of the tests that few others fail."""
+    """Choose up to `FURTHER_RUNS` - 1 forms, each the one that fails most of the tests that few chosen ones fail."""
     chosen: list[_Form] = []
     while len(chosen) < min(len(forms), _FORMS_USED):
         times = _times_unmet(chosen)
@@ -420,10 +421,10 @@ def _chosen(forms: Sequence[_Form]) -> Sequence[_Form]:
 
 
 async def _altered_runs(forms: _Forms, passed: frozenset[str], only: Sequence[str], runs: ControlledRuns) -> str:
-    """Why the log is not believed of the tests that `passed` in the first run. In one of the runs, which is drawn for
-    each function, its tests are as they are and must be reported as passed. In each of the others they have an altered
-    form, and must be reported as with the gold patch: as failed, as passed, or, where its log leaves a test out, not as
-    passed. A function with fewer forms than another has some of them again.
+    """Say why the log is not believed of the tests that `passed` in the first run; empty where it is. In one of the
+    runs, which is drawn for each function, its tests are as they are and must be reported as passed. In each of the
+    others they have an altered form, and must be reported as with the gold patch: as failed, as passed, or, where its
+    log leaves a test out, not as passed. A function with fewer forms than another has some of them again.
 
     Tests of one function differ in this: a log parser may cut a failed test's name where a passed one's goes on
     (`test_echo[a - b]`), and a runner may stop at the first of them that fails.
@@ -448,7 +449,7 @@ async def _altered_runs(forms: _Forms, passed: frozenset[str], only: Sequence[st
 
 
 async def _together(runs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Their results; if one fails, the others are cancelled."""
+    """Return the results of runs at once; if one fails, the others are cancelled."""
     tasks = [asyncio.create_task(run) for run in runs]
     try:
         return [await task for task in tasks]
@@ -473,7 +474,7 @@ def _some(what: str, tests: Collection[str]) -> str:
 
 
 def _with(trial: Trial, found: _Findings) -> Trial:
-    """With the number of tests that each witness stands for."""
+    """Return the trial with the number of tests that each witness stands for."""
     passed = {name for name, passed in trial.tests.items() if passed}
     witness = {
         "values": len(found.values),

@@ -27,7 +27,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def image_limits(seconds: float) -> Limits:
-    """What a project's own tests may use in its image, if they may take so long: far more than an agent's command."""
+    """Return what a project's own tests may use in its image within `seconds`: far more than an agent's command may."""
     return Limits(
         cpu_seconds=ceil(seconds) * _CORES,
         memory_bytes=16 << 30,
@@ -61,7 +61,7 @@ async def put(sandbox: Sandbox, path: str, content: bytes) -> None:
 
 @asynccontextmanager
 async def cause_found(patch: str, fresh: Callable[[], AbstractAsyncContextManager[Sandbox]]) -> AsyncIterator[None]:
-    """Around all sandboxes with this patch, which are opened and left within.
+    """Find the cause of an unwritten file, around all sandboxes with this patch, which are opened and left within.
 
     fresh: opens one without the patch. An `UnwrittenError` becomes a `PatchError` where the patch is the cause; a
     `PatchError` that speaks of a full disk becomes a `GraderError` where it is not. Raises `SandboxError` where no
@@ -83,7 +83,7 @@ async def cause_found(patch: str, fresh: Callable[[], AbstractAsyncContextManage
 async def _require_room(
     fresh: Callable[[], AbstractAsyncContextManager[Sandbox]], path: str, size: int, error: Exception
 ) -> None:
-    """Raises `GraderError` where a fresh sandbox has none either."""
+    """Raise `GraderError` where a fresh sandbox has no room either."""
     async with fresh() as sandbox:
         try:
             await sandbox.write_file(path, bytes(max(size, _ROOM)))

@@ -1,4 +1,4 @@
-"""What all gradings of a task share within an event loop: results that are the same for all patches, and turns."""
+"""The state that a task's gradings share within an event loop: results that are the same for all patches, and turns."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def remembered(
     keep: Callable[[T], bool] = lambda _: True,
     most: int = KEPT,
 ) -> T:
-    """What `make` gives. The first caller with this key makes it for all. A failure is not remembered, nor what is not
-    worth to `keep`. most: results of this kind that are kept, those that were asked for last."""
+    """Return what `make` gives. The first caller with this key makes it for all. A failure is not remembered, nor what
+    is not worth to `keep`. most: results of this kind that are kept, those that were asked for last."""
     known: OrderedDict[Hashable, asyncio.Future[T]] = await opened_once(
         ("remembered", kind), lambda: contextlib.nullcontext(OrderedDict())
     )
@@ -46,7 +46,7 @@ async def remembered(
 
 
 async def lock_of(task: Task) -> GroupLock:
-    """The lock of all runs of the task in the running loop, for as long as anyone holds or awaits it."""
+    """Return the lock of all runs of the task in the running loop, for as long as anyone holds or awaits it."""
     locks: WeakValueDictionary[str, GroupLock] = await opened_once(
         "locks of tasks", lambda: contextlib.nullcontext(WeakValueDictionary())
     )

@@ -40,7 +40,7 @@ from slime_swe.sample import Sample
 
 @dataclass
 class _FilterOutput:
-    """What a group filter returns. `keep_when_insufficient`: a dropped group may still fill a batch that would
+    """The answer of a group filter. `keep_when_insufficient`: a dropped group may still fill a batch that would
     otherwise need another round of sampling.
     """
 
@@ -70,7 +70,7 @@ async def reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> flo
 
 
 def post_process(args: Any, samples: list[Sample] | list[list[Sample]]) -> tuple[list[float], list[float]]:
-    """Raw rewards and advantages (`--custom-reward-post-process-path`), grouped by `group_index` alone.
+    """Return raw rewards and advantages (`--custom-reward-post-process-path`), grouped by `group_index` alone.
 
     An episode that is left out of the loss for its stop reason counts in its group's baseline, as its reward is known.
     With `rewards_normalization` off the second list is the raw rewards, except 0.0 for infrastructure failures.
@@ -135,7 +135,7 @@ async def _score(
     sample: Sample,
     episode: EpisodeRecord,
 ) -> Score:
-    """The final patch's score, with its likeness to the gold patch where that is a component; of an evaluation, also
+    """Score the final patch, with its likeness to the gold patch where that is a component; of an evaluation, also
     whether the first edit alone had solved the task."""
     task, sandboxes = task_of(sample), await sandboxes_for(settings.of(evaluation=episode.evaluation))
     score = await grade(task, episode.patch, sandboxes, grading)
@@ -151,7 +151,7 @@ async def _score(
 
 
 def _excluded(sample: Sample) -> bool:
-    """Whether it is in no baseline: the reward is not known, or nothing was sampled that could have earned it."""
+    """Say whether a sample is in no baseline: its reward is not known, or nothing sampled could have earned it."""
     return sample.status == Sample.Status.ABORTED or (sample.remove_sample and not _masked(sample))
 
 
@@ -161,7 +161,7 @@ def _masked(sample: Sample) -> bool:
 
 
 def _value(args: Any, sample: Sample) -> float:
-    """0.0 for what SLiME aborted before our plug-in saw it. Raises `UserError` for a reward that is no number."""
+    """Return a reward, 0.0 for what SLiME aborted before our plug-in saw it. Raises `UserError` if it is no number."""
     if sample.reward is None:
         return 0.0
     value = reward_of(sample, args.reward_key)

@@ -14,7 +14,7 @@ NO_LITERAL = object()
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace what is between these places by other text."""
+    """The replacement of what is between two places by other text."""
 
     start: Place
     end: Place
@@ -22,7 +22,7 @@ class Edit:
 
 
 def apply_edits(lines: list[bytes], edits: Iterable[Edit]) -> list[bytes]:
-    """The lines with these edits, which must not overlap."""
+    """Return the lines with these edits, which must not overlap."""
     changed = list(lines)
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         (first, start), (last, end) = edit.start, edit.end
@@ -44,7 +44,7 @@ def source_of(node: ast.expr, lines: list[bytes]) -> bytes:
 
 
 def text_of(edit: Edit, lines: list[bytes]) -> bytes:
-    """What is replaced."""
+    """Return the text that an edit replaces."""
     (first, start), (last, end) = edit.start, edit.end
     if first == last:
         return lines[first - 1][start:end]
@@ -70,7 +70,7 @@ def _separator(preceding: bytes) -> bytes:
 
 
 def literal(node: ast.expr) -> object:
-    """The value of a literal; `NO_LITERAL` where it is none."""
+    """Return the value of a literal; `NO_LITERAL` where the node is none."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -87,14 +87,14 @@ Columns = Mapping[str, Sequence[ast.expr]]  # what each parameter is given, one 
 
 @dataclass(frozen=True)
 class _Table:
-    """What one decorator gives. constants: the names in the place of rows."""
+    """The table of one decorator or loop. constants: the names in the place of rows."""
 
     columns: Columns
     constants: Sequence[str]
 
 
 class Tables:
-    """Those of some tests of a module, as far as they are literals that nothing else in the module reads."""
+    """The tables of some tests of a module, as far as they are literals that nothing else in the module reads."""
 
     def __init__(self, module: ast.Module, functions: Sequence[Function]) -> None:
         displays = _displays(module)
@@ -109,7 +109,7 @@ class Tables:
         }
 
     def columns(self, function: Function) -> Columns:
-        """The parameters of a test, and the names in its loops, whose values are all literals."""
+        """Return the parameters of a test, and the names in its loops, whose values are all literals."""
         return {
             name: column
             for table in self._tables[id(function)]
@@ -119,7 +119,7 @@ class Tables:
 
 
 def _displays(module: ast.Module) -> Mapping[str, ast.List | ast.Tuple]:
-    """The module's names that are bound once, to a list or a tuple."""
+    """Return the module's names that are bound once, to a list or a tuple."""
     bound = Counter(
         node.id for node in ast.walk(module) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     )
@@ -163,7 +163,7 @@ def _loops(function: Function, displays: Mapping[str, ast.List | ast.Tuple]) -> 
 
 
 def _rows(node: ast.expr, displays: Mapping[str, ast.List | ast.Tuple]) -> tuple[list[ast.expr], list[str]]:
-    """The rows of a table, none where they are not written out, and the constants that hold some."""
+    """Return the rows of a table, none where they are not written out, and the constants that hold some."""
     match node:
         case ast.List(elts=rows) | ast.Tuple(elts=rows) if not any(isinstance(row, ast.Starred) for row in rows):
             return rows, []
@@ -176,7 +176,7 @@ def _rows(node: ast.expr, displays: Mapping[str, ast.List | ast.Tuple]) -> tuple
 
 
 def _columns(named: object, rows: Sequence[ast.expr]) -> Columns:
-    """By the name of the parameter; none where a row is not written out."""
+    """Return the columns of a table by their parameters' names; none where a row is not written out."""
     if isinstance(named, str):
         names = [name for name in map(str.strip, named.split(",")) if name]
     elif isinstance(named, list | tuple):
@@ -191,7 +191,7 @@ def _columns(named: object, rows: Sequence[ast.expr]) -> Columns:
 
 
 def _cells(row: ast.expr, alone: bool) -> Sequence[ast.expr]:
-    """What a row gives. alone: to one parameter, so that the row is no list of values."""
+    """Return the values that a row gives. alone: to one parameter, so that the row is no list of values."""
     match row:
         case ast.Call(func=ast.Attribute(attr="param"), args=cells):
             return cells

@@ -56,7 +56,7 @@ class _Done:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of one patch: a `ControlledRuns`."""
+    """The runs of one patch: a `ControlledRuns`."""
 
     task: Task
     patch: str
@@ -87,14 +87,14 @@ class Runs:
         return await known_control(self.task, runs.patch, self.sandboxes, key, lambda _: runs.altered(forms, only))
 
     def pristine(self) -> AbstractAsyncContextManager[Sandbox]:
-        """A sandbox without a patch."""
+        """Open a sandbox without a patch."""
         workspace = self.task.workspace
         limits = LIMITS if workspace.image is None else image_limits(self.task.oracle.timeout_seconds)
         return self.sandboxes.open(workspace.files, limits, workspace.image)
 
     async def _run(self, forms: Mapping[str, int] | None = None, options: str = "", record_to: str = "") -> _Done:
-        """With these tests altered. options: shell before the command. record_to: mutate them instead, withhold values,
-        and record to this file what is given in their place."""
+        """Run with these tests altered. options: shell before the command. record_to: mutate them instead, withhold
+        values, and record to this file what is given in their place."""
         task, patch, forms = self.task, self.patch, forms or {}
         if task.workspace.image is None:
             files, ignored = await graded_files(task, patch, added=task.oracle.grading_files)
@@ -117,7 +117,7 @@ _REMOVE_FOLDERS = f"xargs -0 -r rmdir -p --ignore-fail-on-non-empty -- <{_REMOVE
 
 
 async def patch_image(sandbox: Sandbox, task: Task, patch: str) -> list[str]:
-    """Apply it to the image's repository, with the task's files over it. Returns the paths at which it is ignored.
+    """Apply a patch to the image's repository, with the task's files over it. Returns the paths where it is ignored.
 
     Raises `PatchError`, and `GraderError` where the repository can't be listed.
     """
@@ -136,7 +136,7 @@ async def patch_image(sandbox: Sandbox, task: Task, patch: str) -> list[str]:
 
 
 async def _listed(sandbox: Sandbox) -> tuple[frozenset[str], frozenset[str]]:
-    """Every file and every link of the repository."""
+    """List every file and every link of the repository."""
     result = await sandbox.exec(_LIST_FILES)
     if result.exit_code != 0 or result.truncated:
         raise GraderError(f"the image's files can't be listed: {result.output[-500:]!r}")
@@ -146,7 +146,7 @@ async def _listed(sandbox: Sandbox) -> tuple[frozenset[str], frozenset[str]]:
 
 
 async def _write_changes(sandbox: Sandbox, before: Files, after: Files) -> None:
-    """Make of the files `before`, which the sandbox has, those `after`."""
+    """Turn the files `before`, which the sandbox has, into those `after`."""
     deleted = [path for path in before if path not in after]
     try:
         if deleted:
@@ -158,7 +158,7 @@ async def _write_changes(sandbox: Sandbox, before: Files, after: Files) -> None:
 
 
 async def _remove(sandbox: Sandbox, paths: Iterable[str]) -> None:
-    """The files, and the folders that they leave empty, so that a file can be there."""
+    """Remove the files, and the folders that they leave empty, so that a file can be there."""
     await sandbox.write_file(_REMOVED, null_terminated(paths))
     removed = await sandbox.exec(_REMOVE)
     if removed.exit_code != 0:
@@ -173,7 +173,7 @@ def _in_bytes(content: str | bytes) -> bytes:
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
-    """The tests' results with the patch; an empty one changes nothing. Raises `PatchError`, `GraderError`."""
+    """Return the tests' results with the patch; an empty one changes nothing. Raises `PatchError`, `GraderError`."""
     if not (isinstance(task.oracle, TestsOracle) and task.oracle.missing == "as_gold"):
         return await controlled(Runs(task, patch, sandboxes), settings)
     named = await _named_by_gold(task, sandboxes)
@@ -182,7 +182,7 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
 
 
 async def controlled(runs: Runs, settings: GradingSettings) -> Trial:
-    """The first run's trial, under the negative control. Raises as `try_patch` does."""
+    """Return the first run's trial, under the negative control. Raises as `try_patch` does."""
     try:
         async with cause_found(runs.patch, runs.pristine):
             if runs.patch and settings.negative_control:
@@ -193,9 +193,10 @@ async def controlled(runs: Runs, settings: GradingSettings) -> Trial:
 
 
 async def _named_by_gold(task: Task, sandboxes: Sandboxes) -> frozenset[str]:
-    """The expected tests that the gold patch's log names, looked up once for all patches of a task.
+    """Return the expected tests that the gold patch's log names, looked up once for all patches of a task.
 
-    All of them where it names none, since then nothing is known: the patch can't be applied, or the run has broken off.
+    All of them are returned where it names none, since then nothing is known: the patch can't be applied, or the run
+    has broken off.
     """
     expected = frozenset((*task.oracle.fail_to_pass, *task.oracle.pass_to_pass))
 
@@ -212,7 +213,7 @@ async def _named_by_gold(task: Task, sandboxes: Sandboxes) -> frozenset[str]:
 
 
 def _with_tests(task: Task, names: Collection[str]) -> Task:
-    """The task with these of its tests alone."""
+    """Return the task with these of its tests alone."""
     failing, passing = (
         tuple(name for name in tests if name in names) for tests in (task.oracle.fail_to_pass, task.oracle.pass_to_pass)
     )
@@ -220,7 +221,7 @@ def _with_tests(task: Task, names: Collection[str]) -> Task:
 
 
 def _with_unnamed(task: Task, trial: Trial, named: Collection[str]) -> Trial:
-    """A trial of the tests that the gold patch's log names, with what its own log says of the others."""
+    """Return a trial of the tests that the gold patch's log names, with what its own log says of the others."""
     results = {} if trial.timed_out else parse_test_log(trial.log)
     complete = results.keys() >= set(named)
     expected = (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)
@@ -256,7 +257,7 @@ async def write_tests(sandbox: Sandbox, oracle: Oracle, forms: Mapping[str, int]
         places = {test: test for test in (*forms, *oracle.fail_to_pass)}
         mutated = await asyncio.to_thread(alter_files, files, places, forms)
     if record_to and not mutated.functions:
-        # Rather not what builds and runs them: a control that is not built says nothing of the code.
+        # What builds and runs them is left alone if it can be: a control that is not built says nothing of the code.
         for chosen in (paths & {*oracle.grading_files, *oracle.protected}, oracle.protected):
             mutated = rewrite_files(await read_files(sandbox, sorted(chosen)), forms)
             if mutated.files:
@@ -267,7 +268,7 @@ async def write_tests(sandbox: Sandbox, oracle: Oracle, forms: Mapping[str, int]
 
 
 def _reported(run: _Done) -> ControlRun:
-    """A run that hangs has reported the tests before: those results stand."""
+    """Read what a run reports. One that hangs has reported the tests before: those results stand."""
     results = parse_test_log(run.result.output)
     failed, passed = (
         frozenset(name for name, found in results.items() if found is verdict) for verdict in (False, True)

@@ -31,7 +31,7 @@ LOG_CHARACTERS = 2_000
 
 
 class Status(StrEnum):
-    """What validation says of a task."""
+    """The verdict of validation on a task."""
 
     SOUND = "sound"
     FLAKY = "flaky"  # sound but for some tests
@@ -40,9 +40,9 @@ class Status(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """flaky: the tests whose outcome changed. detail: what is wrong, for people. log: the end of the log of a run that
-    shows it. seconds: of all runs. unwitnessed: no run could show that a log of this task is not forged, so that no
-    patch of it is rewarded."""
+    """The finding on one task. flaky: the tests whose outcome changed. detail: what is wrong, for people. log: the end
+    of the log of a run that shows it. seconds: of all runs. unwitnessed: no run could show that a log of this task is
+    not forged, so that no patch of it is rewarded."""
 
     task: str
     status: Status
@@ -55,7 +55,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ValidationSettings:
-    """How tasks are validated. runs: of each patch. jobs: tasks at once."""
+    """The settings of a validation. runs: of each patch. jobs: tasks at once."""
 
     sandbox: str = "local"
     runs: int = 3
@@ -66,7 +66,7 @@ class ValidationSettings:
 async def validate_all(
     tasks: Sequence[Task], settings: ValidationSettings, record: Record, on_finding: Callable[[Finding], None]
 ) -> list[Finding]:
-    """A finding for each task, in their order; each is recorded as soon as it is there.
+    """Return a finding for each task, in their order; each is recorded as soon as it is there.
 
     Raises what `validate` does: a task that can't be graded at all ends the run.
     """
@@ -110,7 +110,7 @@ async def validate(task: Task, sandboxes: Sandboxes, runs: int = 3, settings: Gr
 
 
 def judge_runs(task: Task, gold: Sequence[Trial], empty: Sequence[Trial]) -> Finding:
-    """What the runs with the gold patch and those without one say."""
+    """Judge a task by the runs with the gold patch and those without one."""
     flaky = tuple(name for name in _expected(task) if _changes(name, gold) or _changes(name, empty))
     log = gold[0].log[-LOG_CHARACTERS:]
     if wrong := _wrong(task, gold[0], empty[0], flaky):
@@ -126,7 +126,7 @@ def judge_runs(task: Task, gold: Sequence[Trial], empty: Sequence[Trial]) -> Fin
 
 
 def without_flaky(task: Task, flaky: Collection[str]) -> Task | None:
-    """The task without these tests; None where no FAIL_TO_PASS is left."""
+    """Return the task without these tests; None where no FAIL_TO_PASS is left."""
     fail_to_pass = tuple(name for name in task.oracle.fail_to_pass if name not in flaky)
     pass_to_pass = tuple(name for name in task.oracle.pass_to_pass if name not in flaky)
     if not fail_to_pass:
@@ -135,7 +135,7 @@ def without_flaky(task: Task, flaky: Collection[str]) -> Task | None:
 
 
 def usable(tasks: Sequence[Task], findings: Sequence[Finding]) -> list[Task]:
-    """The sound tasks, and the flaky ones without their flaky tests where some FAIL_TO_PASS is left."""
+    """Return the sound tasks, and the flaky ones without their flaky tests where some FAIL_TO_PASS is left."""
     kept = [
         without_flaky(task, finding.flaky)
         for task, finding in zip(tasks, findings, strict=True)
@@ -145,7 +145,7 @@ def usable(tasks: Sequence[Task], findings: Sequence[Finding]) -> list[Task]:
 
 
 def summary(findings: Sequence[Finding]) -> Mapping[str, Any]:
-    """As plain JSON types."""
+    """Return the counts of findings, as plain JSON types."""
     return {
         "tasks": len(findings),
         "counts": {status.value: sum(finding.status is status for finding in findings) for status in Status},
@@ -197,7 +197,7 @@ class Record:
 
 
 def _expected(task: Task) -> tuple[str, ...]:
-    """Each once: a test may be in both lists."""
+    """Return the expected tests, each once: a test may be in both lists."""
     return tuple(dict.fromkeys((*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)))
 
 
@@ -206,7 +206,7 @@ def _changes(name: str, trials: Sequence[Trial]) -> bool:
 
 
 def _wrong(task: Task, gold: Trial, empty: Trial, flaky: Collection[str]) -> str:
-    """What the tests that are not flaky say against the task; empty where nothing."""
+    """Return what the tests that are not flaky say against the task; empty where they say nothing."""
     steady = [name for name in _expected(task) if name not in flaky]
     fail_to_pass, pass_to_pass = set(task.oracle.fail_to_pass), set(task.oracle.pass_to_pass)
     found = {

@@ -21,14 +21,14 @@ OF_A_SITE = 256  # different values that one process records of one place
 
 
 def failure() -> BaseException:
-    """What a test is ended with: in a run of pytest without a traceback, which would take as long as the test."""
+    """Return what ends a test: in a run of pytest without a traceback, which would take as long as the test."""
     if "PYTEST_CURRENT_TEST" in os.environ and "pytest" in sys.modules:
         return sys.modules["pytest"].fail.Exception("withheld", pytrace=False)  # type: ignore[no-any-return]
     return AssertionError("withheld")
 
 
 def digest_of_any(value: "Any") -> str:
-    """`?` where it has no `repr` either."""
+    """Return a value's digest, or that of its `repr` where it has no plain form; `?` where it has no `repr` either."""
     found = digest(value)
     if found != "?":
         return found
@@ -40,12 +40,12 @@ def digest_of_any(value: "Any") -> str:
 
 
 def recorder(path: str) -> "collections.abc.Callable[[int, Any], bool]":
-    """A function that appends the number of a place in the tests, and the digest of a value there, to this file."""
+    """Return a function that appends the number of a place in tests, and the digest of a value there, to this file."""
     known: dict[int, set[str]] = {}
     opened = open  # a test may put something else in its place
 
     def record(site: int, value: "Any") -> bool:
-        """True, so that the test goes on."""
+        """Record a value, and return True, so that the test goes on."""
         found, seen = digest_of_any(value), known.setdefault(site, set())
         if found not in seen and len(seen) < OF_A_SITE:
             seen.add(found)

@@ -73,8 +73,8 @@ class Withheld:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a test computes, and what it must equal. place: what is replaced by the record of it. negated: that is false
-    where the two are equal."""
+    """A value that a test computes, and the one that it must equal. place: what is replaced by the record of it.
+    negated: that is false where the two are equal."""
 
     place: ast.expr | ast.stmt
     computed: ast.expr
@@ -85,7 +85,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a test compares, and edits that record and withhold all of it."""
+    """The comparisons of a test, and the edits that record and withhold all of them."""
 
     comparisons: Sequence[Comparison] = ()
     edits: Sequence[Edit] = ()
@@ -102,8 +102,8 @@ def read_records(text: str) -> Records:
 
 
 def record_values(module: ast.Module, functions: Sequence[Function], lines: list[bytes], first: int) -> list[Recorded]:
-    """For each test of a module, the places numbered from `first`. Nothing for one that compares with nothing that can
-    be withheld, or is a generator."""
+    """Return the comparisons and the edits of each test of a module, the places numbered from `first`; nothing for one
+    that compares with nothing that can be withheld, or is a generator."""
     tests = _tests(module, functions)
     values = _withheld(tests)
     found = []
@@ -115,7 +115,7 @@ def record_values(module: ast.Module, functions: Sequence[Function], lines: list
 
 
 def define_recorder(module: ast.Module, lines: list[bytes], path: str) -> Edit:
-    """What `record_values` calls, as one line of a module. path: of the file that the records are written to."""
+    """Define what `record_values` calls, in one line of a module. path: of the file that the records are written to."""
     source = sandbox_source("value_recorder.py")
     made = f"(lambda names: (exec({source!r}, names), (names['recorder']({path!r}), names['failure']))[1])({{}})"
     statement = next(statement for statement in module.body if not _comes_first(statement, module))
@@ -125,13 +125,13 @@ def define_recorder(module: ast.Module, lines: list[bytes], path: str) -> Edit:
 # The text of a program that runs in sandboxes, behind that of `rewards.canonical`, which it uses.
 @cache
 def sandbox_source(name: str) -> str:
-    """name: of a file of this folder. Every grading needs it, so it is read from disk once."""
+    """Return that text. name: of a file of this folder. Every grading needs it, so it is read from disk once."""
     folder = resources.files("slime_swe.rewards")
     return "".join((folder / file).read_text(encoding="utf-8") for file in ("canonical.py", name))
 
 
 def _comes_first(statement: ast.stmt, module: ast.Module) -> bool:
-    """A docstring, or an import from the future."""
+    """Say whether a statement is a docstring, or an import from the future."""
     if isinstance(statement, ast.ImportFrom):
         return statement.module == "__future__"
     return statement is module.body[0] and ast.get_docstring(module, clean=False) is not None
@@ -163,7 +163,7 @@ class _Test:
 
     @cached_property
     def values(self) -> Values:
-        """What may be withheld of the names that it reads: parameters, and what is bound once and for all to plain
+        """The names that it reads and that may be withheld: parameters, and what is bound once and for all to plain
         data."""
         times = Counter(_bound(self.function))
         assigned = {
@@ -179,7 +179,7 @@ class _Test:
         }
 
     def comparisons(self, withheld: Values) -> Iterator[Comparison]:
-        """withheld: the names that need not be in the test."""
+        """Yield the comparisons whose values can be withheld. withheld: the names that need not be in the test."""
         if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in self.own):
             return
         for found in (*_equalities(self.own), *self._by_helpers(), *_truths(self.own)):
@@ -202,7 +202,7 @@ class _Test:
                         yield _Equality(node, sides)
 
     def _not_left(self, expected: ast.expr) -> set[str]:
-        """The names that it must not find in the file."""
+        """Return the names in an expected value that must be withheld too, since the test or its module binds them."""
         called = {id(node) for call in ast.walk(expected) if isinstance(call, ast.Call) for node in ast.walk(call.func)}
         names = {node.id for node in ast.walk(expected) if isinstance(node, ast.Name) and id(node) not in called}
         return names & (self.bound | self.module_names)
@@ -234,7 +234,7 @@ def _tests(module: ast.Module, functions: Sequence[Function]) -> list[_Test]:
 
 
 def _withheld(tests: Sequence[_Test]) -> list[Values]:
-    """The names of each test that nothing reads but what is withheld of it, and that no other test needs."""
+    """Return the names of each test that nothing reads but what is withheld of it, and that no other test needs."""
     found = [test.values for test in tests]
     while True:
         kept: list[Values] = []
@@ -304,7 +304,7 @@ class _Helper:
     free: frozenset[str]
 
     def sides_of(self, given: Sequence[ast.expr]) -> tuple[ast.expr, ast.expr] | None:
-        """What a call with these arguments compares; None where it can't be written in place of the call."""
+        """Return what a call with these arguments compares; None where it can't be written in place of the call."""
         if len(given) != len(self.parameters) or any(isinstance(argument, ast.Starred) for argument in given):
             return None
         arguments = _Arguments(dict(zip(self.parameters, given, strict=True)))
@@ -313,7 +313,7 @@ class _Helper:
 
 
 class _Arguments(ast.NodeTransformer):
-    """Puts arguments in the place of parameters. An argument stays the node that it is in the file."""
+    """A transformer that puts arguments in the place of parameters. An argument stays the node that is in the file."""
 
     def __init__(self, given: Mapping[str, ast.expr]) -> None:
         self._given = given
@@ -363,7 +363,7 @@ def _asserted(test: ast.expr) -> Iterator[_Equality]:
 
 
 def _truths(own: Sequence[ast.AST]) -> list[_Equality]:
-    """What a test asserts to be true or false; nothing if all of it is the same, which could be guessed."""
+    """Return what a test asserts to be true or false; nothing if all of it is the same, which could be guessed."""
     found = [truth for node in own for truth in _asserted_truth(node)]
     if len({true for _, _, true in found}) < 2:
         return []
@@ -372,7 +372,7 @@ def _truths(own: Sequence[ast.AST]) -> list[_Equality]:
 
 
 def _asserted_truth(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr, bool]]:
-    """What may be replaced, what is judged there, and as what."""
+    """Yield what may be replaced, what is judged there, and as what."""
     match node:
         case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=ast.Call() | ast.Name() | ast.Attribute() as given)):
             yield node.test, given, False
@@ -393,7 +393,7 @@ def _fails(statement: ast.stmt) -> bool:
 
 
 def _is_near(node: ast.expr) -> bool:
-    """Whether it is equal to what comes near it."""
+    """Say whether a node is equal to what comes near it."""
     return isinstance(node, ast.Call) and _named(node.func) == "approx"
 
 
@@ -405,7 +405,7 @@ def _named(function: ast.expr) -> str:
 
 
 def _source(found: Comparison, lines: list[bytes]) -> bytes:
-    """What is computed, as the file has it, or as a helper's body says it of the arguments."""
+    """Return what is computed, as the file has it, or as a helper's body says it of the arguments."""
     start, end = span(found.place)
     inside = hasattr(found.computed, "lineno") and start <= span(found.computed)[0] and span(found.computed)[1] <= end
     return source_of(found.computed, lines) if inside else ast.unparse(found.computed).encode()
@@ -416,19 +416,19 @@ def _is_literal(node: ast.expr, withheld: Values) -> bool:
 
 
 def _digests(node: ast.expr, withheld: Values) -> frozenset[str]:
-    """Of the literals that a node stands for; none where one is no literal."""
+    """Return the digests of the literals that a node stands for; none where one is no literal."""
     nodes = withheld.get(node.id, [node]) if isinstance(node, ast.Name) else [node]
     values = [literal(node) for node in nodes]
     return frozenset() if NO_LITERAL in values else frozenset(map(digest, values))
 
 
 def _amount(node: ast.expr) -> tuple[bool, int]:
-    """How much is done there."""
+    """Return how much a node does: whether it calls what is not built in, and how many nodes it has."""
     return _calls(node), sum(1 for _ in ast.walk(node))
 
 
 def _calls(node: ast.expr) -> bool:
-    """Whether anything is called but what Python has built in."""
+    """Say whether anything is called but what Python has built in."""
     called = [call.func for call in ast.walk(node) if isinstance(call, ast.Call)]
     return any(not (isinstance(function, ast.Name) and hasattr(builtins, function.id)) for function in called)
 
@@ -438,7 +438,7 @@ def _read(tree: ast.AST) -> Iterator[str]:
 
 
 def _bound(tree: ast.AST, inner: bool = True) -> Iterator[str]:
-    """The names that are bound in a function or module, as often as they are. inner: or in functions in it."""
+    """Yield the names that are bound in a function or module, as often as they are. inner: or in functions in it."""
     for node in ast.iter_child_nodes(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name) | ast.alias(asname=str(name)):

@@ -29,10 +29,10 @@ _LONGEST = 200_000  # characters of a changed file: it is parsed here
 
 @dataclass(frozen=True)
 class _Runs(Runs):
-    """Of a change that is to break some of the tests."""
+    """The runs of a change that is to break some of the tests."""
 
     async def first(self) -> Trial:
-        """Solved where a test or more is reported as failed, and half of them as passed."""
+        """Make the first run, solved where a test or more is reported as failed, and half of them as passed."""
         trial, tests = await super().first(), self.task.oracle.pass_to_pass
         results = {} if trial.timed_out else parse_test_log(trial.log)
         failed, passed = (sum(results.get(name) is verdict for name in tests) for verdict in (False, True))
@@ -42,7 +42,7 @@ class _Runs(Runs):
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
-    """Raises `PatchError`, `GraderError`."""
+    """Grade a change by the tests that it breaks. Raises `PatchError`, `GraderError`."""
     oracle = task.oracle
     assert isinstance(oracle, WrittenOracle), oracle.kind
     files, ignored = await graded_files(task, patch)
@@ -54,7 +54,7 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
 
 
 def _with_passing_tests(task: Task, oracle: WrittenOracle) -> Task:
-    """The task whose tests pass without a change."""
+    """Return the task whose tests pass without a change."""
     passing = TestsOracle(
         (),
         pass_to_pass=oracle.tests,
@@ -66,7 +66,7 @@ def _with_passing_tests(task: Task, oracle: WrittenOracle) -> Task:
 
 
 def _refused(task: Task, patch: str, files: Mapping[str, str | bytes], most_lines: int) -> str:
-    """Why the change is refused before anything runs; empty where it is not."""
+    """Say why the change is refused before anything runs; empty where it is not."""
     if (lines := sum(1 for _ in changed_lines(patch))) > most_lines:
         return f"{lines} lines are changed, and {most_lines} may be"
     for path, content in files.items():

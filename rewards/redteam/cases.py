@@ -1,4 +1,4 @@
-"""What the gate plays. A case is a scripted agent; a target is a small task that is graded in one way."""
+"""The gate's cases and targets. A case is a scripted agent; a target is a small task that is graded in one way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SCRIPTS = resources.files("slime_swe.rewards.redteam") / "scripts"
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a scripted agent does in its sandbox: a shell script, with the functions of `scripts/prelude.sh`.
+    """A scripted agent, by what it does in its sandbox: a shell script, with the functions of `scripts/prelude.sh`.
 
     about: what an attack tries; for a benign case, which honest work it stands for. patch: submitted instead of the
     sandbox's diff. reply: applied in the sandbox as the agent `blocks` does. most: of the reward of an attack that is
@@ -53,7 +53,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     two_faced: bool = False
 
     def written(self, what: Literal["patch", "reply"], sign: str = "") -> str:
-        """The patch or the reply, with what TOML can't hold, or nobody would want to read there. sign: `$OP`."""
+        """Return the patch or the reply, with what TOML can't hold, or nobody would want to read there. sign: `$OP`."""
         words = {**_LONG, "$OP": sign}
         return reduce(lambda text, word: text.replace(word, words[word]), words, str(getattr(self, what)))
 
@@ -87,7 +87,7 @@ def benign_cases() -> tuple[Case, ...]:
 
 @cache
 def prelude() -> str:
-    """Shell functions for the scripts."""
+    """Return the shell functions for the scripts."""
     searcher = (resources.files("slime_swe.rewards.redteam") / "searcher.py").read_text("utf-8")
     return f"searcher() {{\n  cat <<'PYTHON'\n{searcher}PYTHON\n}}\n{(_SCRIPTS / 'prelude.sh').read_text('utf-8')}"
 
@@ -186,7 +186,7 @@ class Target:
         return self.name in case.only if case.only else self.own is None
 
     def task(self, image: Image | None = None, *, slow: bool = False) -> Task:
-        """`image` is for targets whose repository is an image's."""
+        """Return the target's task. `image` is for targets whose repository is an image's."""
         if self.own is not None:
             seconds = SLOW_TIMEOUT_SECONDS if slow else TIMEOUT_SECONDS
             return replace(self.own, oracle=replace(self.own.oracle, timeout_seconds=seconds))
@@ -289,7 +289,7 @@ TARGETS: Mapping[str, Target] = {
 
 
 def target_of(task: Task) -> str:
-    """The name of the target that stands for how a task is graded; empty for an oracle from elsewhere."""
+    """Return the name of the target that stands for how a task is graded; empty for an oracle from elsewhere."""
     if not isinstance(task.oracle, TestsOracle):
         return task.oracle.kind if task.oracle.kind in TARGETS else ""
     if task.workspace.image is not None:

@@ -24,7 +24,7 @@ from slime_swe.rewards.grade import DEFAULTS, GradingSettings
 from slime_swe.rewards.redteam.gate import Result, run_gate
 from slime_swe.sandbox.pool import BACKENDS, make_backend
 
-# What decides how a patch is made, graded and confined; paths below the folder that holds our packages.
+# The files that decide how a patch is made, graded and confined; paths below the folder that holds our packages.
 _CODE = (
     "rewards",
     "sandbox",
@@ -66,12 +66,12 @@ def save(result: Result, proof: Path) -> None:
 
 
 def proof_path(sandbox: str, grader: str) -> Path:
-    """Where a passed gate is remembered."""
+    """Return the file in which a passed gate is remembered."""
     return cache_folder("integrity") / f"{sandbox.partition(':')[0]}-{grader}-{fingerprint(sandbox)}.json"
 
 
 def fingerprint(sandbox: str) -> str:
-    """Of the code and the machine: a change of either asks for a new gate."""
+    """Return the fingerprint of the code and the machine: a change of either asks for a new gate."""
     digest = hashlib.sha256()
     for path in sorted(_sources(sandbox)):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -97,7 +97,7 @@ def _sources(sandbox: str) -> Iterator[Path]:
 
 
 def refusal(result: Result) -> str:
-    """What got past the gate, for the person whose run is refused."""
+    """Say what got past the gate, for the person whose run is refused."""
     shown = "\n".join(f"  {row.name}: {row.verdict} ({row.outcome})" for row in result.failures[:_SHOWN])
     more = f"\n  and {len(result.failures) - _SHOWN} more" if len(result.failures) > _SHOWN else ""
     improvable = make_backend(result.sandbox).isolates == "if possible"

@@ -1,4 +1,4 @@
-"""What the gate's searching attacks append to each module: it repairs the module by trial, if it finds right answers.
+"""The code that the gate's searching attacks append to each module, to repair it by trial if it finds right answers.
 
 It replaces each function that gives a wrong answer by the first variant, one edit away, that gives all the right ones.
 The edits undo most bugs of the synthetic tasks. This file is put into a sandbox as text, and is never imported.
@@ -33,7 +33,7 @@ def _repair(module: dict[str, Any], found: Iterable[object]) -> None:
 
 
 def _examples_in(item: object) -> Iterator[_Example]:
-    """The calls with their answers in a test, in a doctest, or in a tuple of name, arguments and the answer's text."""
+    """Yield the calls and answers in a test, in a doctest, or in a tuple of name, arguments and the answer's text."""
     if isinstance(item, str):
         for source in (item, *_doctests(item)):
             try:
@@ -59,7 +59,7 @@ def _doctests(text: str) -> list[str]:
 
 
 def _example(name: str, arguments: list[ast.expr], answer: Any) -> Iterator[_Example]:
-    """answer: a syntax tree, or the text of the answer; nothing else is one."""
+    """Yield the example if it is one. answer: a syntax tree, or the text of the answer; nothing else is one."""
     try:
         yield name, tuple(map(ast.literal_eval, arguments)), ast.literal_eval(answer)
     except (ValueError, SyntaxError):
@@ -89,7 +89,7 @@ def _answers(function: Any, arguments: tuple[Any, ...], answer: object) -> bool:
 
 
 def _variants(function: ast.FunctionDef, module: dict[str, Any]) -> Iterator[tuple[ast.Module, Any]]:
-    """The function with each edit of each of its nodes: as a tree, and as what can be called."""
+    """Yield the function with each edit of each of its nodes: as a tree, and as what can be called."""
     names = [node.arg for node in ast.walk(function) if isinstance(node, ast.arg)]
     names += [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     for parent in list(ast.walk(function)):
@@ -109,7 +109,7 @@ def _variants(function: ast.FunctionDef, module: dict[str, Any]) -> Iterator[tup
 
 
 def _edits(node: object, names: list[str]) -> Iterator[Any]:
-    """What may stand in a node's place."""
+    """Yield what may stand in a node's place."""
     if isinstance(node, ast.BinOp):
         yield from (ast.BinOp(node.left, operator(), node.right) for operator in _OPERATORS)
         yield ast.BinOp(node.right, node.op, node.left)

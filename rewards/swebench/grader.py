@@ -54,7 +54,7 @@ _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
-    """The tests' results with the patch; an empty one is not applied. Raises `PatchError`, `GraderError`, and
+    """Return the tests' results with the patch; an empty one is not applied. Raises `PatchError`, `GraderError`, and
     `UserError` where swebench is not installed."""
     harness = await harness_for(settings.harness_python)
     if settings.harness == "official":
@@ -66,7 +66,7 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
 
 
 async def official(task: Task, patch: str, harness: Harness) -> Trial:
-    """Raises `UserError` for a task whose repository is not what the image holds in `/testbed`."""
+    """Grade by swebench's own run. Raises `UserError` for a task whose repository is not the image's `/testbed`."""
     if task.workspace.files or image_of(task).folder != OFFICIAL_FOLDER:
         raise UserError(
             f"task {task.id!r}: the official harness takes the image's {OFFICIAL_FOLDER} as it is, and no files"
@@ -83,7 +83,8 @@ async def official(task: Task, patch: str, harness: Harness) -> Trial:
 
 
 async def sandboxed(task: Task, patch: str, sandboxes: Sandboxes, harness: Harness, *, control: bool) -> Trial:
-    """`control`: believe a log that would be rewarded only with a witness. Raises `SandboxError` besides."""
+    """Grade by the eval script in our sandboxes. control: believe a log that would be rewarded only with a witness.
+    Raises `SandboxError` besides what `try_patch` raises."""
     evaluation = Evaluation(task, await harness.script(instance_of(task)), sandboxes)
     runs = _Runs(evaluation, patch, harness, control)
     async with cause_found(patch, evaluation.pristine):
@@ -92,7 +93,7 @@ async def sandboxed(task: Task, patch: str, sandboxes: Sandboxes, harness: Harne
 
 @dataclass(frozen=True)
 class _Runs:
-    """Runs of one patch: a `ControlledRuns`. controlled: whether the first is to look as the others do."""
+    """The runs of one patch: a `ControlledRuns`. controlled: whether the first is to look as the others do."""
 
     evaluation: Evaluation
     patch: str
@@ -148,7 +149,7 @@ class _Runs:
         )
 
     async def _run(self, tests: RestoredTests, mutated: MutatedFiles, options: str, record_to: str = "") -> ControlRun:
-        """A run that hangs reports nothing."""
+        """Run the script; a run that hangs reports nothing."""
         done = await self.evaluation.run(self.patch, tests, mutated.files, options, record_to)
         log = "" if done.result.timed_out else done.result.output
         expected = frozenset().union(*mutated.functions) if record_to else None
@@ -160,7 +161,7 @@ class _Runs:
 def _trial(
     oracle: HarnessOracle, report: dict[str, Any], log: str, *, timed_out: bool = False, **details: Any
 ) -> Trial:
-    """What the harness's report says, in the shape that every oracle has."""
+    """Return what the harness's report says, in the shape that every oracle has."""
     status = report.get("tests_status", {})
     passed = {name for kind in ("FAIL_TO_PASS", "PASS_TO_PASS") for name in status.get(kind, {}).get("success", ())}
     tests = {name: name in passed for name in (*oracle.fail_to_pass, *oracle.pass_to_pass)}
@@ -174,7 +175,7 @@ def _mutated(tests: RestoredTests, names: Sequence[str], record_to: str) -> Muta
 
 
 def _read_by_tests(tests: RestoredTests) -> Mapping[str, bytes]:
-    """The code and the data of the tests that the eval script puts in place."""
+    """Return the code and the data of the tests that the eval script puts in place."""
     return {path: text for path, text in tests.restored.items() if path.endswith((".py", *SUFFIXES, *JSON))}
 
 
@@ -195,7 +196,8 @@ _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
 
 @dataclass(frozen=True)
 class RestoredTests:
-    """shown: as the image has them, where agents see them. restored: as the script restores them, for the run."""
+    """The test files of a task. shown: as the image has them, where agents see them. restored: as the script restores
+    them, for the run."""
 
     shown: Files
     restored: Files
@@ -232,7 +234,7 @@ class Evaluation:
 
     @cached_property
     def image(self) -> Image:
-        """The script prepares its own shell."""
+        """The task's image without its setup, since the script prepares its own shell."""
         return replace(image_of(self.task), setup="")
 
     @property
@@ -263,7 +265,7 @@ class Evaluation:
     async def run_in(
         self, sandbox: Sandbox, tests: RestoredTests = NO_TESTS, mutated: Files = NO_FILES, options: str = ""
     ) -> ExecResult:
-        """The same in a sandbox that has the patch."""
+        """Run the script in a sandbox that has the patch. The arguments are those of `run`."""
         script = with_line(self.script, options)
         if embeds_test_patch(script):
             return await self._run(sandbox, with_embedded_tests(script, tests.shown, mutated) if mutated else script)
@@ -273,7 +275,7 @@ class Evaluation:
         return await self._run(sandbox, with_copied_tests(script, _TESTS, self.image.folder) if files else script)
 
     async def restored_tests(self) -> RestoredTests:
-        """The test files without a patch; none where the script does not mark where they run."""
+        """Read the test files without a patch; none where the script does not mark where they run."""
         before = before_the_tests(self.script)
         if before == self.script or not self.test_files:
             return NO_TESTS
@@ -283,7 +285,7 @@ class Evaluation:
             return RestoredTests(shown, await read_files(sandbox, self.test_files))
 
     def pristine(self, log_bytes: int = _LOG_BYTES) -> AbstractAsyncContextManager[Sandbox]:
-        """A sandbox without a patch."""
+        """Open a sandbox without a patch."""
         limits = replace(image_limits(self.oracle.timeout_seconds), output_bytes=log_bytes)
         return self.sandboxes.open(self.task.workspace.files, limits, self.image)
 
@@ -293,25 +295,25 @@ class Evaluation:
 
 
 async def restored_tests(evaluation: Evaluation) -> RestoredTests:
-    """`Evaluation.restored_tests`, read once for all patches of a task."""
+    """Return `Evaluation.restored_tests`, read once for all patches of a task."""
     key = (evaluation.image.name, evaluation.script, evaluation.oracle.protected)
     return await remembered("restored tests", key, evaluation.restored_tests)
 
 
 def before_the_tests(script: str) -> str:
-    """The script up to the line that marks where the tests' output starts; all of it where none does."""
+    """Return the script up to the line that marks where the tests' output starts; all of it where none does."""
     before, marked, _ = script.partition(START)
     return before[: before.rfind("\n") + 1] if marked else script
 
 
 def embeds_test_patch(script: str) -> bool:
-    """Whether it has one patch, in a here-document before the tests, in which no file has two names."""
+    """Say whether a script has one patch, in a here-document before the tests, in which no file has two names."""
     patch = _patch_in(script)
     return patch is not None and all(len(paths_of(section)) == 1 for section in _sections(patch["body"]))
 
 
 def with_embedded_tests(script: str, shown: Files, tests: Files) -> str:
-    """The script with another test patch, which turns the shown test files into these. It must embed a patch."""
+    """Return the script with another test patch, which turns the shown test files into these. It must embed a patch."""
     patch = _patch_in(script)
     assert patch is not None, script
     others = [section for section in _sections(patch["body"]) if tests.keys().isdisjoint(paths_of(section))]
@@ -320,12 +322,12 @@ def with_embedded_tests(script: str, shown: Files, tests: Files) -> str:
 
 
 def with_copied_tests(script: str, source: str, folder: str) -> str:
-    """The script with all that is in `source` copied to `folder` before the tests."""
+    """Return the script with all that is in `source` copied to `folder` before the tests."""
     return with_line(script, f"cp -R {shlex.quote(source)}/. {shlex.quote(folder)}/\n")
 
 
 def with_line(script: str, line: str) -> str:
-    """The script with this before the tests."""
+    """Return the script with this line before the tests."""
     before = before_the_tests(script)
     return before + line + script.removeprefix(before)
 
@@ -336,12 +338,12 @@ def _patch_in(script: str) -> re.Match[str] | None:
 
 
 def _sections(patch: str) -> list[str]:
-    """One of each file."""
+    """Return the sections of a patch, one for each file."""
     return [section for section in _SECTION.split(patch) if section.startswith("diff --git ")]
 
 
 def places_of(tests: Collection[str], paths: Collection[str]) -> Mapping[str, str]:
-    """Where each test (id) may be, as `path::Class::name` → its id."""
+    """Return where each test (id) may be, as `path::Class::name` → its id."""
     places = {}
     for test in tests:
         if "::" in test:
@@ -357,7 +359,8 @@ def places_of(tests: Collection[str], paths: Collection[str]) -> Mapping[str, st
 async def _reported(
     log: str, instance: dict[str, Any], harness: Harness, to_fail: frozenset[str] | None
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """The tests that the log reports as failed, and as passed; the latter only where one that is `to_fail` has not.
+    """Return the tests that the log reports as failed, and as passed; the latter only where one that is `to_fail` has
+    not.
 
     The harness counts a missing test as failed, unless it is asked as for logs that report failures alone.
     """
@@ -368,7 +371,7 @@ async def _reported(
 
 
 def _with_cases(instance: dict[str, Any], log: str) -> dict[str, Any]:
-    """The instance with the cases of its deciding tests that altered parameters give other names in the log."""
+    """Return the instance with the cases of its deciding tests that altered parameters give other names in the log."""
     functions = {test.partition("[")[0] for test in instance["FAIL_TO_PASS"]}
     named = [test for test in parse_test_log(log) if test.partition("[")[0] in functions]
     known = {*instance["FAIL_TO_PASS"], *instance["PASS_TO_PASS"]}

@@ -47,14 +47,14 @@ def oracle_of(task: Task) -> HarnessOracle:
 
 
 def image_of(task: Task) -> Image:
-    """Raises `UserError` where there is none."""
+    """Return the image of a task. Raises `UserError` where there is none."""
     if task.workspace.image is None:
         raise UserError(f"task {task.id!r} is graded by SWE-bench's harness, which needs an image: it names none")
     return task.workspace.image
 
 
 def instance_of(task: Task) -> dict[str, Any]:
-    """The fields of a dataset row that swebench's `make_test_spec` and grading read, as plain JSON types.
+    """Return the fields of a dataset row that swebench's `make_test_spec` and grading read, as plain JSON types.
 
     Some log parsers read the id: where a corpus has renamed its tasks, `metadata["instance_id"]` keeps it.
     """
@@ -73,12 +73,12 @@ def instance_of(task: Task) -> dict[str, Any]:
 
 
 async def harness_for(python: str = "") -> Harness:
-    """The running loop's harness in this interpreter's, or in another's environment."""
+    """Return the running loop's harness in this interpreter's, or in another's environment."""
     return await opened_once(("harness", python), lambda: Harness(python))
 
 
 class Harness:
-    """Asks the process. Belongs to one event loop; every call raises `GraderError` where the process fails twice.
+    """A client of the process, for one event loop. Every call raises `GraderError` where the process fails twice.
 
     Calls raise `UserError` where swebench is not installed, or does not have the instance's log parser.
     """
@@ -91,11 +91,11 @@ class Harness:
         self._runs = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def script(self, instance: dict[str, Any]) -> str:
-        """The eval script as the harness runs it."""
+        """Return the eval script as the harness runs it."""
         return str((await self._ask("script", instance=instance))["script"])
 
     async def report(self, instance: dict[str, Any], log: str) -> dict[str, Any]:
-        """The harness's verdict on a log: `resolved`, `patch_successfully_applied`, and `tests_status` where the
+        """Return the harness's verdict on a log: `resolved`, `patch_successfully_applied`, and `tests_status` where the
         log could be read; `unreadable`, why, where the harness fails at it.
 
         A log goes by a file: as JSON one of 32 MiB would keep the event loop for 0.2 s.
@@ -108,9 +108,9 @@ class Harness:
             raise GraderError(f"the log can't be written to a file: {error}") from error
 
     async def run(self, instance: dict[str, Any], patch: str, seconds: float) -> dict[str, Any]:
-        """The harness's own run on Docker, under an id that was never used; an empty patch is not applied.
+        """Make the harness's own run on Docker, under an id that was never used; an empty patch is not applied.
 
-        `report` and `log`; or `unappliable`, why; or `timed_out` and `log`.
+        The answer has `report` and `log`; or `unappliable`, why; or `timed_out` and `log`.
         """
         request = {"instance": instance, "patch": patch, "seconds": int(seconds), "run_id": uuid.uuid4().hex}
         async with self._runs:
@@ -211,7 +211,7 @@ class _Process:
         self._ids = itertools.count()
 
     async def ask(self, request: dict[str, Any], seconds: float | None) -> dict[str, Any]:
-        """The answer to one request, after the end of the one before. Raises `_ProcessDied`."""
+        """Return the answer to one request, after the end of the one before. Raises `_ProcessDied`."""
         number = next(self._ids)
         self._stdin.write(orjson.dumps({"id": number, **request}) + b"\n")
         with contextlib.suppress(ConnectionError):  # it died: there is no answer to read
@@ -219,8 +219,8 @@ class _Process:
         return await self.answer(number, seconds)
 
     async def answer(self, number: int | None, seconds: float | None) -> dict[str, Any]:
-        """The line of this id; one that a cancelled caller left unread goes. A process that takes longer is ended,
-        since it answers nobody else meanwhile."""
+        """Read the line of this id; one that a cancelled caller left unread goes. A process that takes longer is ended,
+        since it answers nobody else meanwhile. Raises `_ProcessDied`."""
         try:
             async with asyncio.timeout(seconds):
                 while line := await self._stdout.readline():
@@ -235,7 +235,7 @@ class _Process:
         raise _ProcessDied(self._stderr.read().decode(errors="replace") or f"exit code {self._process.returncode}")
 
     async def close(self) -> None:
-        """End it by the end of its input, and by force where it does not react."""
+        """End the process by the end of its input, and by force where it does not react."""
         self._stdin.close()
         try:
             await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
@@ -268,14 +268,14 @@ _SECONDS = 300.0  # for guarded files to be kept or put back
 
 @dataclass(frozen=True)
 class Applied:
-    """command: the first that took the patch. ignored: the paths at which it counts for nothing."""
+    """An applied patch. command: the first that took it. ignored: the paths at which it counts for nothing."""
 
     command: str
     ignored: list[str]
 
 
 async def apply_in(sandbox: Sandbox, oracle: HarnessOracle, patch: str) -> Applied:
-    """Raises `PatchError` where no command takes the patch, or what it did can't be undone where it has to be;
+    """Apply a patch. Raises `PatchError` where no command takes it, or what it did can't be undone where it has to be;
     `GraderError` where the repository can't be read; `UnwrittenError`."""
     try:
         content = patch.encode("utf-8", "surrogateescape")
@@ -300,8 +300,8 @@ async def apply_in(sandbox: Sandbox, oracle: HarnessOracle, patch: str) -> Appli
 
 
 def _plan(oracle: HarnessOracle, patch: str, listed: str) -> tuple[list[str], list[str]]:
-    """What may be tried on this patch, in this order; the paths to put back, of those that it may name: more than it
-    changes. Raises `PatchError`."""
+    """Return the commands that may be tried on this patch, in this order; and the paths to put back, of those that it
+    may name: more than it changes. Raises `PatchError`."""
     entries = (entry.partition("\t") for entry in listed.split("\0") if entry)
     modes = {path: about[: len(_LINK)] for about, _, path in entries}
     links = {path for path, mode in modes.items() if mode == _LINK}
@@ -342,7 +342,7 @@ def _tail(result: ExecResult) -> str:
 
 
 async def _put_back(sandbox: Sandbox, what: str) -> ExecResult:
-    """`keep` or `restore`, as the script says."""
+    """Run `put_back.sh`. what: `keep` or `restore`, as the script says."""
     script = resources.files(__package__).joinpath("put_back.sh").read_text(encoding="utf-8")
     command = shlex.join(["bash", "-c", script, "put_back", what, _GUARDED, _KEPT])
     return await sandbox.exec(command, timeout=_SECONDS)

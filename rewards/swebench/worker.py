@@ -81,7 +81,7 @@ def processor_time(seconds: float) -> Iterator[None]:
 
 
 def unreadable(instance: Message, why: str) -> Message:
-    """The report of a log that the harness fails at. Raises where it fails at one without results too."""
+    """Return the report of a log that the harness fails at. Raises where it fails at one without results too."""
     empty = Path("no_results.txt")
     empty.write_text(NO_RESULTS)
     report(instance, empty)
@@ -89,7 +89,7 @@ def unreadable(instance: Message, why: str) -> Message:
 
 
 def read(instance: Message, log: Path) -> Message:
-    """The harness's report of any log."""
+    """Return the harness's report of any log, also of one that it fails at."""
     try:
         with processor_time(READ_SECONDS):
             return report(instance, log)
@@ -101,7 +101,7 @@ def read(instance: Message, log: Path) -> Message:
 
 
 def report(instance: Message, log: Path) -> Message:
-    """The harness's report of a log."""
+    """Return the harness's report of a log."""
     from swebench.harness.grading import get_eval_report
     from swebench.harness.utils import make_test_spec
 
@@ -111,14 +111,14 @@ def report(instance: Message, log: Path) -> Message:
 
 
 def script(instance: Message) -> str:
-    """The eval script, with the lines that the harness adds to it."""
+    """Return the eval script, with the lines that the harness adds to it."""
     from swebench.harness.utils import make_test_spec
 
     return str(make_test_spec(instance).eval_script)
 
 
 def refusal(request: Message) -> str:
-    """What is wrong with the request; empty where nothing is."""
+    """Say what is wrong with the request; empty where nothing is."""
     from swebench.harness.log_parsers import PARSER_REGISTRY
 
     parser = request["instance"]["log_parser"]
@@ -132,7 +132,7 @@ def refusal(request: Message) -> str:
 
 
 def run(request: Message) -> Message:
-    """One run of the harness, in the current folder, which must be empty: it reuses whatever report it finds."""
+    """Run the harness once, in the current folder, which must be empty: it reuses whatever report it finds."""
     from swebench.harness.run_evaluation import run_instance
     from swebench.harness.utils import make_test_spec
 
@@ -174,7 +174,7 @@ def _text(path: Path) -> str:
 
 
 def answer(request: Message) -> Message:
-    """The answer to a request. Catches whatever the harness raises, since all gradings share this process."""
+    """Answer a request. Whatever the harness raises is caught, since all gradings share this process."""
     try:
         if refused := refusal(request):
             return {"refused": refused}
@@ -198,7 +198,7 @@ def end_with_input(request: Message) -> None:
 
 
 def missing() -> str:
-    """Why swebench can't be used here; empty where it can."""
+    """Say why swebench can't be used here; empty where it can."""
     try:
         from swebench.harness import run_evaluation, utils
     except ImportError as error:

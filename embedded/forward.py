@@ -20,7 +20,8 @@ from slime_swe.embedded.model import MLP, Attention, Layer, Qwen2, interleaved, 
 from slime_swe.embedded.train_data import PrefixTree, TrainData, pack
 from slime_swe.embedded.workers import ordered_map
 
-# Of an optimizer step, where sequences are short enough. Not the number of cores: the order of sums would depend on it.
+# An optimizer step has about as many, where sequences are short enough. It is not the number of cores, on which the
+# order of sums would then depend.
 MICRO_BATCHES = 8
 ROWS = 256  # whose logits are held at once
 

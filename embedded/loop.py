@@ -327,7 +327,7 @@ class Hooks(RolloutHooks):
         }
 
 
-# Where a run's wall time goes: seconds by phase, kept over resumptions.
+# A run's wall time: seconds by phase, kept over resumptions.
 PHASES = ("startup", "evaluation", "generation", "sandbox", "training", "weight_sync", "checkpoint")
 
 

@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Linux sends SIGTERM when the parent (the thread that started us) ends; it may have ended already."""
+    """Get a SIGTERM when the parent (the thread that started us) ends; raises `SystemExit` if it has ended already."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(f"process {parent}, which --die-with-parent names, has ended or did not start this server")

@@ -217,8 +217,8 @@ def _as_text(row: Sequence[Any]) -> str:
     return f"{said}\n\n" + "\n".join(f"    {line}" for line in str(patch).splitlines())
 
 
-# What the trackers of a run are given: its figures, by the names that SLiME's trackers have for them, and a table of a
-# few episodes.
+# The trackers of a run are given its figures, by the names that SLiME's trackers have for them, and a table of a few
+# episodes.
 SHOWN = 4  # episodes of a rollout
 STEP = "rollout/step"  # the abscissa, as SLiME calls it
 EPISODES = "swe/sampled_episodes"

@@ -58,8 +58,8 @@ class DamagedError(UserError):
 class State:
     """`State` is what a checkpoint knows besides tensors.
 
-    journals: file name -> bytes. seconds: phase -> seconds. attempt: which of the run's wrote it. files: path in the
-    checkpoint -> bytes; what `save` wrote.
+    journals: file name -> bytes. seconds: phase -> seconds. attempt: the run's attempt that wrote it. files: path in
+    the checkpoint -> bytes, as `save` wrote them.
     """
 
     rollout_id: int
@@ -113,7 +113,8 @@ def load_tensors(content: bytes) -> Any:
 
 
 def configuration(args: Namespace) -> dict[str, Any]:
-    """The arguments that make a run what it is, as plain JSON types; of the first model its content, not its place.
+    """Return the arguments that make a run what it is, as plain JSON types; the first model is in it by its content,
+    not its place.
 
     Reads that model's files. Raises `CheckpointError` where it can't.
     """
@@ -156,7 +157,7 @@ def save(folder: Path, state: State, model_dir: Path, optimizer: bytes, *, keep:
 
 
 def latest(folder: Path, require: Callable[[Checkpoint], None] = lambda checkpoint: None) -> Checkpoint | None:
-    """The newest whole checkpoint, None where there is none of any kind; a damaged one is named on standard error.
+    """Find the newest whole checkpoint; None where there is none of any kind. Damaged ones are named on standard error.
 
     `require` raises `DamagedError` for what it finds damaged. Raises `ResumeError` where all are damaged.
     """
@@ -190,7 +191,7 @@ def require_same(checkpoint: Checkpoint, args: Namespace) -> None:
 
 
 def _read(path: Path) -> Checkpoint:
-    """Raises `DamagedError` where the state can't be read, or a file is missing or has another size than it had."""
+    """Read a checkpoint. Raises `DamagedError` where its state can't be read, or a file is missing or resized."""
     try:
         state = read(State, orjson.loads((path / STATE_FILE).read_bytes()), STATE_FILE)
         there = _sizes(path)
@@ -205,7 +206,7 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Bytes of every file but the state itself, by its path in the checkpoint."""
+    """Return the bytes of every file but the state itself, by its path in the checkpoint."""
     files = (file for file in path.rglob("*") if file.is_file() and file.name != STATE_FILE)
     return {str(file.relative_to(path)): file.stat().st_size for file in sorted(files)}
 

@@ -76,7 +76,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """How many requests are yet to be begun."""
+        """The number of requests that are yet to be begun."""
         return len(self.scheduler.waiting) + len(self._held)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -86,11 +86,11 @@ class Engine:
         return future
 
     def abort(self, rid: str | None) -> Future[int]:
-        """End the request `rid`, or all where None; how many there were."""
+        """End the request `rid`, or all where None; return how many there were."""
         return self.call(lambda: self.scheduler.abort(lambda request: rid in (None, request.rid)))
 
     def pause(self, mode: str) -> Future[None]:
-        """`abort`: end all requests; `retract`: back to the queue; `in_place`: leave them. None runs until resume."""
+        """Run nothing until `resume`. Requests end (`abort`), go back to the queue (`retract`) or stay (`in_place`)."""
 
         def pause() -> None:
             self.paused = True
@@ -114,7 +114,7 @@ class Engine:
         return self.call(self.scheduler.flush)
 
     def score(self, tokens: list[int], start: int) -> Future[tuple[list[float], str]]:
-        """The log-probability of each token after the one at `start`, and the version of the weights that gave it.
+        """Return each token's log-probability after the one at `start`, and the version of the weights that gave it.
 
         They are computed at once, and all other requests wait meanwhile."""
 

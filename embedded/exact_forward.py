@@ -77,11 +77,11 @@ class ExactModel:
         self.head = snap(model.head_weight.double() * model.model.norm.weight)
 
     def turns(self, positions: Tensor) -> Tensor:
-        """Rotary embeddings' complex numbers [T, 1, D / 2]."""
+        """Return rotary embeddings' complex numbers [T, 1, D / 2]."""
         return torch.complex(*rope_tables(positions, self.config, torch.float64))
 
     def project(self, layer: ExactLayer, x_TxH: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [T, K × G, D], keys and values [T, K, D]."""
+        """Return queries [T, K × G, D], keys and values [T, K, D]."""
         kv_heads, dim = self.config.num_key_value_heads, self.config.head_dim
         heads = self.config.num_attention_heads
         qkv = F.linear(self._norm(x_TxH), layer.qkv).add_(layer.qkv_bias).view(len(x_TxH), heads + 2 * kv_heads, dim)
@@ -91,13 +91,13 @@ class ExactModel:
         return turned[:, :heads], turned[:, heads:], snap_to(value, layer.value_grid)
 
     def finish(self, layer: ExactLayer, x_TxH: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output from its input and what attention gives, [T, K × G × D]."""
+        """Return the layer's output from its input and what attention gives, [T, K × G × D]."""
         x_TxH = x_TxH + F.linear(snap(attended), layer.out)
         gate, up = F.linear(self._norm(x_TxH), layer.gate_up).chunk(2, dim=-1)
         return x_TxH.add_(F.linear(snap(F.silu(gate).mul_(up)), layer.down))
 
     def logits(self, x_TxH: Tensor) -> Tensor:
-        """[T, V] from the last layer's output."""
+        """Return the logits [T, V] from the last layer's output."""
         return F.linear(self._norm(x_TxH), self.head)
 
     def _norm(self, x_TxH: Tensor) -> Tensor:
@@ -118,12 +118,12 @@ EXPONENT = 0x7FF << 52  # of a float64
 
 
 def snap(x: Tensor) -> Tensor:
-    """Vectors along the last dimension, float64, each rounded to multiples of 2**-BITS of its length."""
+    """Round each vector along the last dimension, float64, to multiples of 2**-BITS of its length."""
     return snap_to(x, grid(torch.linalg.vector_norm(x, dim=-1, keepdim=True)))
 
 
 def grid(length: Tensor) -> Tensor:
-    """The number to add and take away again, so that numbers are rounded to 2**-BITS of `length` (at most twice that).
+    """Return what to add and take away again to round numbers to 2**-BITS of `length` (at most twice that).
 
     Float64 numbers of its size are that far apart.
     """
@@ -138,7 +138,7 @@ def snap_to(x: Tensor, grid: Tensor) -> Tensor:
 def attention(
     query_TxQxD: Tensor, lengths: Sequence[int], contexts: Iterable[tuple[np.ndarray, np.ndarray]], groups: int
 ) -> Tensor:
-    """Attention [T, K × G × D] of runs of tokens laid end to end, one run at a time.
+    """Compute attention [T, K × G × D] of runs of tokens laid end to end, one run at a time.
 
     `lengths` are the runs' own, `contexts` their keys and values [K, L, D], which end with those of the run. A loop
     reads exactly the context that a run has; one product over all would read as many as the longest has. NumPy's
@@ -158,7 +158,7 @@ def attention(
 
 
 def _attend(query: np.ndarray, keys: np.ndarray, values: np.ndarray, groups: int, out: np.ndarray) -> None:
-    """Attention of the last T tokens of a context: `query` and `out` are [K, T × G, D]."""
+    """Write into `out` the attention of the last T tokens of a context; `query` and `out` are [K, T × G, D]."""
     tokens = query.shape[1] // groups
     scores = np.matmul(query, keys.swapaxes(1, 2))
     if tokens > 1:
@@ -171,7 +171,7 @@ def _attend(query: np.ndarray, keys: np.ndarray, values: np.ndarray, groups: int
 
 @lru_cache
 def _causal(tokens: int, groups: int) -> np.ndarray:
-    """[T × G, T]: -inf for tokens after a query's own, else 0."""
+    """Return the mask [T × G, T]: -inf for tokens after a query's own, else 0."""
     return np.triu(np.full((tokens, tokens), -np.inf), 1).repeat(groups, axis=0)
 
 
@@ -192,7 +192,7 @@ class Span:
         return self.start + len(self.tokens)
 
     def tail(self, count: int) -> Span:
-        """Its last `count` tokens."""
+        """Return the span of its last `count` tokens."""
         return Span(self.slot, self.end - count, self.tokens[len(self.tokens) - count :])
 
 
@@ -210,7 +210,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], wanted: Sequence[int]) -> Tensor:
-        """Logits [sum(wanted), V] of the last `wanted` tokens of each span, laid end to end.
+        """Return the logits [sum(wanted), V] of the last `wanted` tokens of each span, laid end to end.
 
         Writes the tokens' keys and values into the cache; what stands before each span must be there.
         """
@@ -234,7 +234,7 @@ class Decoder:
         return attention(query, [len(span.tokens) for span in spans], contexts, self.exact.groups)
 
     def _inputs(self, spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Token, position and slot of each row."""
+        """Return the token, position and slot of each row."""
         tokens = np.concatenate([span.tokens for span in spans])
         positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
         slots = np.repeat([span.slot for span in spans], [len(span.tokens) for span in spans])
@@ -252,7 +252,7 @@ class CacheError(ValueError):
 
 
 class KVCache:
-    """Arrays and, per slot, which tokens they belong to. Not thread-safe: one engine thread owns it.
+    """The keys, the values and, per slot, the tokens they belong to. Not thread-safe: one engine thread owns it.
 
     `keys` and `values` are [layer, slot, head, position, dimension], float64.
     """
@@ -306,7 +306,7 @@ class KVCache:
 
 
 def _zeros(shape: tuple[int, ...]) -> np.ndarray:
-    """Zeros, in huge pages where the system has them, which reads a tenth faster (fewer TLB misses)."""
+    """Make zeros, in huge pages where the system has them: they read a tenth faster (fewer TLB misses)."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(shape)
     count = math.prod(shape)
@@ -335,7 +335,7 @@ def is_batch_invariant(config: ModelConfig) -> bool:
 
 
 def check_operations(config: ModelConfig) -> Iterator[tuple[str, bool]]:
-    """Each operation's name and whether it passes."""
+    """Yield each operation's name and whether it passes."""
     generator = torch.Generator().manual_seed(0)
     hidden, wide = config.hidden_size, config.num_attention_heads * config.head_dim
     sums = {hidden, wide, config.intermediate_size, config.head_dim}
@@ -354,7 +354,7 @@ def check_operations(config: ModelConfig) -> Iterator[tuple[str, bool]]:
 
 
 def _exact_product(left: Tensor, right: Tensor) -> bool:
-    """Whether fewer rows, other columns and another order of summation give the same bits."""
+    """Say whether fewer rows, other columns and another order of summation give the same bits."""
     whole = left @ right.T
     order = torch.arange(left.shape[1] - 1, -1, -1)
     equal = torch.equal(whole, left[:, order] @ right[:, order].T)

@@ -20,7 +20,8 @@ from slime_swe.embedded.model import MLP, Attention, Layer, Qwen2, interleaved, 
 from slime_swe.embedded.train_data import PrefixTree, TrainData, pack
 from slime_swe.embedded.workers import ordered_map
 
-# Of an optimizer step, where sequences are short enough. Not the number of cores: the order of sums would depend on it.
+# An optimizer step has about as many, where sequences are short enough. It is not the number of cores, on which the
+# order of sums would then depend.
 MICRO_BATCHES = 8
 ROWS = 256  # whose logits are held at once
 
@@ -53,7 +54,7 @@ def micro_batches(data: TrainData, samples: Sequence[int], max_tokens: int) -> l
 
 
 def input_length(data: TrainData, sample: int) -> int:
-    """Tokens of the sample that a trained token depends on; 0 where none is trained."""
+    """Return how many tokens of the sample a trained token depends on; 0 where none is trained."""
     mask = data.loss_masks[sample]
     prompt = len(data.tokens[sample]) - len(mask)
     return next((prompt + place for place in range(len(mask) - 1, -1, -1) if mask[place]), 0)
@@ -83,7 +84,7 @@ def _collate(data: TrainData, samples: Sequence[int], tree: PrefixTree) -> Micro
 
 
 def forward(model: Qwen2, batch: MicroBatch, temperature: float) -> tuple[Tensor, ...]:
-    """(log-probability [N], entropy [N]) of the batch's sampled tokens at the sampling temperature."""
+    """Return (log-probability [N], entropy [N]) of the batch's sampled tokens at the sampling temperature."""
     hidden_TxH = hidden_states(model, batch.tree, batch.tokens_T, batch.positions_T)
     return action_log_probs(hidden_TxH.index_select(0, batch.row_N), model.head_weight, batch.target_N, temperature)
 
@@ -93,9 +94,9 @@ CHUNK_ELEMENTS = 1 << 20  # logits held at once: 4 MB of fp32, about what a core
 
 
 def action_log_probs(hidden_NxH: Tensor, head_VxH: Tensor, target_N: Tensor, temperature: float) -> tuple[Tensor, ...]:
-    """(log-probability [N], entropy [N]) of `target_N` under softmax(hidden @ head.T / temperature), in fp32.
+    """Return (log-probability [N], entropy [N]) of `target_N` under softmax(hidden @ head.T / temperature), in fp32.
 
-    The same distribution that the server samples from and reports. Both results carry gradients to `hidden_NxH` and
+    The server samples from the same distribution and reports it. Both results carry gradients to `hidden_NxH` and
     `head_VxH`; logits are recomputed in the backward pass.
     """
     result = _ActionLogProbs.apply(hidden_NxH, head_VxH, target_N, temperature)  # type: ignore[no-untyped-call]
@@ -103,7 +104,7 @@ def action_log_probs(hidden_NxH: Tensor, head_VxH: Tensor, target_N: Tensor, tem
 
 
 class _ActionLogProbs(torch.autograd.Function):
-    """d log p_t = onehot_t - p;  d entropy = -p (log p + entropy); both divided by the temperature."""
+    """Gradients are d log p_t = onehot_t - p;  d entropy = -p (log p + entropy); both divided by the temperature."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -152,9 +153,9 @@ def _chunks(rows: int, vocabulary: int) -> list[slice]:
 def recompute_log_probs(
     model: Qwen2, data: TrainData, samples: Sequence[int], temperature: float, max_tokens: int, workers: int = 1
 ) -> list[list[float]]:
-    """The model's log-probability of every trained token of `samples`, laid out as `data.rollout_log_probs`, else 0.0.
+    """Compute the log-probability of every trained token of `samples`, laid out as `data.rollout_log_probs`, else 0.0.
 
-    To the last bits those that the server gives: the same exact forward pass, over trees instead of a cache.
+    They are to the last bit those that the server gives: the same exact forward pass, over trees instead of a cache.
     """
     exact = ExactModel(model)
 
@@ -177,7 +178,7 @@ def recompute_log_probs(
 # Attention goes along the tree's paths. Shapes: T rows of the layout, H hidden, Q query heads, K key/value heads, D
 # head dimension.
 def hidden_states(model: Qwen2, tree: PrefixTree, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
-    """Hidden states [T, H] after the final norm: of each row what the model gives after the tokens of its path."""
+    """Return the hidden states [T, H] after the final norm: a row's is the model's after the tokens of its path."""
     turn = torch.complex(*rope_tables(positions_T, model.config, torch.float32))
     attention, eps = TreeAttention(tree, model.head_weight), model.config.rms_norm_eps
     x_TxH: Tensor = model.model.embed_tokens(tokens_T)
@@ -217,7 +218,7 @@ class TreeAttention:
         self.masks = _masks([(span.position, span.length) for span in tree.spans], like)
 
     def __call__(self, own: Attention, x_TxH: Tensor, turn: Tensor) -> Tensor:
-        """Self-attention's output [T, H], the output projection included."""
+        """Return self-attention's output [T, H], the output projection included."""
         q_TxQxD, k_TxKxD, v_TxKxD = _project(own, x_TxH)
         queries, keys = self._split(rotate(q_TxQxD, turn)), self._split(rotate(k_TxKxD, turn))
         values = self._split(v_TxKxD)
@@ -237,9 +238,10 @@ class TreeAttention:
 
 
 def _masks(places: Sequence[tuple[int, int]], like: Tensor) -> list[Tensor | None]:
-    """Of each span at (position, length): 0 where a row may look, else -inf; None at position 0, where it is causal.
+    """Return each span's mask: 0 where a row may look, else -inf; None at position 0, where it is causal. `places` are
+    (position, length).
 
-    Views of one matrix, which has the rows from the first such position on.
+    Masks are views of one matrix, which has the rows from the first position above 0 on.
     """
     inner = [(start, start + length) for start, length in places if start]
     if not inner:
@@ -252,7 +254,7 @@ def _masks(places: Sequence[tuple[int, int]], like: Tensor) -> list[Tensor | Non
 
 
 def _project(own: Attention, x_TxH: Tensor) -> list[Tensor]:
-    """Queries, keys and values [T, heads, D] by one product; those that are rotated come in pairs, not halves."""
+    """Return queries, keys and values [T, heads, D] by one product; the rotated ones come in pairs, not halves."""
     rotated, plain = (own.q_proj, own.k_proj), own.v_proj
     weight = torch.cat([*(interleaved(part.weight, own.head_dim) for part in rotated), plain.weight])
     bias = torch.cat([*(interleaved(part.bias, own.head_dim) for part in rotated), plain.bias])
@@ -275,12 +277,12 @@ def _log_probs(logits_NxV: Tensor, target_N: Tensor) -> list[float]:
 #
 # Composed of plain operations these take as long as the layer's matrix products.
 def rms_norm(x_TxH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+    """Return x / sqrt(mean(x²) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
     return cast(Tensor, _RMSNorm.apply(x_TxH, weight_H, eps))  # type: ignore[no-untyped-call]
 
 
 def swiglu(gate_up_Tx2F: Tensor) -> Tensor:
-    """silu(gate) * up of the two halves [gate, up] (Shazeer 2020, arXiv:2002.05202); [T, F]."""
+    """Return silu(gate) * up [T, F] of the two halves [gate, up] (Shazeer 2020, arXiv:2002.05202)."""
     return cast(Tensor, _SwiGLU.apply(gate_up_Tx2F))  # type: ignore[no-untyped-call]
 
 

@@ -94,7 +94,7 @@ async def _run(args: Namespace, progress: Progress, attempt: Attempt) -> dict[st
 
 
 def _resume_point(args: Namespace, run_dir: Path) -> Checkpoint | None:
-    """The checkpoint to go on from; journals are cut back to it."""
+    """Find the checkpoint to go on from, and cut the journals back to it."""
     if not args.load:
         if checkpoint.latest(Path(args.save)) is not None or Journal(run_dir / JOURNALS[0]).size():
             raise ResumeError(f"{run_dir} holds an earlier run: resume it, or choose another run directory")
@@ -178,7 +178,7 @@ class _Loop:
         return summary
 
     async def step(self, rollout_id: int) -> None:
-        """One rollout: what is written before the checkpoint is cut away where the run resumes without it."""
+        """Make one rollout. What is written before the checkpoint is cut away where the run resumes without it."""
         rollout, metrics, shown = await self.sample(rollout_id)
         metrics |= await self.train(rollout_id, rollout)
         with self.clock.phase("weight_sync"):
@@ -285,7 +285,7 @@ class _Loop:
             await end_all(tasks)
 
     def _copy_tokenizer(self) -> None:
-        """Put it beside the weights, so that what is synced or checkpointed is a whole Hugging Face model."""
+        """Put the tokenizer with the weights, so that what is synced or checkpointed is a whole Hugging Face model."""
         with writing(self.weights_dir):
             shutil.rmtree(self.weights_dir, ignore_errors=True)
             self.weights_dir.mkdir()
@@ -327,12 +327,12 @@ class Hooks(RolloutHooks):
         }
 
 
-# Where a run's wall time goes: seconds by phase, kept over resumptions.
+# A run's wall time: seconds by phase, kept over resumptions.
 PHASES = ("startup", "evaluation", "generation", "sandbox", "training", "weight_sync", "checkpoint")
 
 
 class Clock:
-    """Adds up wall seconds by phase. Phases don't nest: one ends before the next begins."""
+    """`Clock` adds up wall seconds by phase. Phases don't nest: one ends before the next begins."""
 
     def __init__(self, on_phase: Callable[[str], None], earlier: Mapping[str, float] | None = None) -> None:
         earlier = earlier or {}
@@ -351,7 +351,7 @@ class Clock:
             self.seconds[name] += time.perf_counter() - started
 
     def total(self) -> float:
-        """Wall seconds of this process and of those that the run was resumed from, up to their last checkpoint."""
+        """Add up wall seconds of this process and of those that the run was resumed from, to their last checkpoint."""
         return self._earlier + time.perf_counter() - self._started
 
     def snapshot(self) -> dict[str, float]:
@@ -364,7 +364,7 @@ class Clock:
 
 
 def sandbox_share(samples: Sequence[Sample], reward_seconds: float) -> float:
-    """The part of the episodes' own time that they waited for sandboxes, grading included, rather than for the engine.
+    """Return the share of the episodes' own time that they waited for sandboxes, grading included, not for the engine.
 
     Episodes run concurrently, so a rollout's wall time has no exact split; this is the share by episode time.
     """
@@ -378,7 +378,7 @@ def sandbox_share(samples: Sequence[Sample], reward_seconds: float) -> float:
 
 
 def _fix_numerics(args: Namespace) -> None:
-    """A run is a function of its arguments: threads, algorithms and generators are set, not found."""
+    """Set threads, algorithms and generators, so that a run is a function of its arguments."""
     set_threads(args.swe_threads)
     torch.set_deterministic_debug_mode("warn")  # as use_deterministic_algorithms, which imports the compiler
     # A debugging aid that comes with it and costs a pass over every new tensor.

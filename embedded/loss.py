@@ -30,7 +30,7 @@ class LossError(UserError):
 
 @dataclass(frozen=True)
 class LossConfig:
-    """What the loss is made of, by the names of a recipe's `algorithm`. `kl_coef` 0 leaves the reference policy out,
+    """The parts of the loss, by the names of a recipe's `algorithm`. `kl_coef` 0 leaves the reference policy out,
     `dual_clip` 0 the third bound, `mismatch` "none" importance sampling between server and trainer. `supervised` is
     SLiME's `sft_loss`, of which the others are no part."""
 
@@ -79,13 +79,13 @@ class LossConfig:
 
     @property
     def is_pure_policy_gradient(self) -> bool:
-        """Whether a token of zero advantage adds nothing to the gradient."""
+        """True where a token of zero advantage adds nothing to the gradient."""
         return self.kl_coef == 0 and self.entropy_coef == 0 and not self.supervised
 
 
 @dataclass(frozen=True)
 class Actions:
-    """What is known of N sampled tokens before the forward pass; every tensor is [N], float but for `on_policy`, and
+    """N sampled tokens as they are known before the forward pass; every tensor is [N], float but for `on_policy`, and
     carries no gradient.
 
     `old` is the policy that the ratio is taken against (the server's log-probabilities, or the trainer's at the start
@@ -106,10 +106,10 @@ class Actions:
 def policy_loss(
     log_probs_N: Tensor, entropy_N: Tensor, actions: Actions, config: LossConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The scalar loss and its parts, detached, each reduced by `actions.weight`.
+    """Return the scalar loss and its parts, detached, each reduced by `actions.weight`.
 
-    The clipped surrogate of group-relative advantages (GRPO, arXiv:2402.03300, eq. 3), times the weight that corrects
-    for a server whose probabilities are not the trainer's.
+    It is the clipped surrogate of group-relative advantages (GRPO, arXiv:2402.03300, eq. 3), times the weight that
+    corrects for a server whose probabilities are not the trainer's.
     """
     if actions.on_policy is not None:
         correction_N = torch.where(actions.on_policy, actions.old - log_probs_N, 0.0)
@@ -138,17 +138,17 @@ def policy_loss(
 
 
 def supervised_loss(log_probs_N: Tensor, entropy_N: Tensor, weight_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The cross entropy of recorded tokens, and its parts, detached: with 1 / N as weight their mean."""
+    """Return the cross entropy of recorded tokens, and its parts, detached: with 1 / N as weight their mean."""
     loss = -(log_probs_N * weight_N).sum()
     return loss, {"loss": loss.detach(), "entropy": (entropy_N * weight_N).sum().detach()}
 
 
 def _surrogate(ratio_N: Tensor, log_probs_N: Tensor, advantage_N: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
-    """Each token's loss, and whether its ratio was clipped.
+    """Return each token's loss, and whether its ratio was clipped.
 
-    PPO's (arXiv:1707.06347, eq. 7) with bounds of their own on each side (DAPO, arXiv:2503.14476, eq. 10), and a third
-    one where the advantage is negative (dual clip, arXiv:1912.09729). CISPO's (arXiv:2506.13585, eq. 4 and 5)
-    takes the clipped ratio as a weight without a gradient.
+    The loss is PPO's (arXiv:1707.06347, eq. 7) with bounds of their own on each side (DAPO, arXiv:2503.14476, eq. 10),
+    and a third one where the advantage is negative (dual clip, arXiv:1912.09729). CISPO's (arXiv:2506.13585, eq. 4 and
+    5) takes the clipped ratio as a weight without a gradient.
     """
     within = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high)
     if config.estimator == "cispo":
@@ -161,7 +161,7 @@ def _surrogate(ratio_N: Tensor, log_probs_N: Tensor, advantage_N: Tensor, config
 
 
 def _sequence_mean(values_N: Tensor, sequence_N: Tensor | None) -> Tensor:
-    """Each token's value becomes its sequence's mean; of log ratios the log of GSPO's (arXiv:2507.18071, eq. 7)."""
+    """Replace each value by its sequence's mean; of log ratios that is the log of GSPO's (arXiv:2507.18071, eq. 7)."""
     if sequence_N is None:
         raise LossError("gspo takes the ratio of a sequence, and no numbers of sequences were given")
     _, place_N = torch.unique(sequence_N, return_inverse=True)
@@ -171,8 +171,8 @@ def _sequence_mean(values_N: Tensor, sequence_N: Tensor | None) -> Tensor:
 
 
 def _mismatch_weight(actions: Actions, config: LossConfig) -> Tensor:
-    """pi_old / pi_rollout, held within the bounds (truncated importance sampling, fengyao.notion.site/off-policy-rl)
-    or 0 out of them (IcePop, ringtech.notion.site/icepop)."""
+    """Return pi_old / pi_rollout, held within the bounds (truncated importance sampling,
+    fengyao.notion.site/off-policy-rl) or 0 out of them (IcePop, ringtech.notion.site/icepop)."""
     ratio = (actions.old - actions.rollout).exp()
     if config.mismatch == "truncate":
         return ratio.clamp(config.mismatch_low, config.mismatch_high)
@@ -180,7 +180,7 @@ def _mismatch_weight(actions: Actions, config: LossConfig) -> Tensor:
 
 
 def kl_estimate(log_probs_N: Tensor, reference_N: Tensor | None, kind: str) -> Tensor:
-    """Per-token estimate of KL(policy || reference) by samples of the policy: http://joschu.net/blog/kl-approx.html."""
+    """Estimate KL(policy || reference) per token by samples of the policy: http://joschu.net/blog/kl-approx.html."""
     if reference_N is None:
         raise LossError("a KL penalty needs the reference policy's log-probabilities, and none were given")
     log_ratio = log_probs_N - reference_N

@@ -164,11 +164,11 @@ CONFIG_FILE = "config.json"
 
 
 class CheckpointError(UserError):
-    """A checkpoint directory that cannot be used; the message says which file and why."""
+    """A checkpoint directory cannot be used; the message says which file and why."""
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
-    """The parsed `config.json` of `directory`."""
+    """Read and parse the `config.json` of `directory`."""
     path = Path(directory) / CONFIG_FILE
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -180,7 +180,7 @@ def read_config(directory: str | Path) -> dict[str, Any]:
 
 
 def read_tensors(directory: str | Path) -> dict[str, torch.Tensor]:
-    """All tensors of `directory`, by name, from `model.safetensors` or the shards that its index names."""
+    """Read all tensors of `directory`, by name, from `model.safetensors` or the shards that its index names."""
     directory = Path(directory)
     tensors: dict[str, torch.Tensor] = {}
     for name in _shards(directory):
@@ -224,14 +224,15 @@ def _shards(directory: Path) -> list[str]:
 
 
 def rope_tables(positions_T: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, 1, D/2] of rotary embeddings (Su et al. 2021, arXiv:2104.09864), in float32 as upstream does."""
+    """Return cos and sin [T, 1, D/2] of rotary embeddings (Su et al. 2021, arXiv:2104.09864). Angles are float32,
+    as upstream."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     angles = positions_T.float()[:, None, None] * (1.0 / config.rope_theta**exponents)
     return angles.double().cos().to(dtype), angles.double().sin().to(dtype)
 
 
 def interleaved(parameter: Tensor, head_dim: int) -> Tensor:
-    """Rows (or entries) of a projection, reordered within each head from halves to pairs.
+    """Reorder the rows (or entries) of a projection within each head from halves to pairs.
 
     So rotary embeddings are one complex product; scores don't notice the order."""
     heads: Tensor = parameter.view(-1, 2, head_dim // 2, *parameter.shape[1:])

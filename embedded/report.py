@@ -1,4 +1,4 @@
-"""What is left of a run: `summary.json` and the learning curve."""
+"""Write what is left of a run: `summary.json` and the learning curve."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COLORS = {  # of stop reasons: the same in every figure, and none of those of th
 def summarize(
     args: Namespace, records: Sequence[Mapping[str, Any]], seconds: Mapping[str, float], wall_seconds: float
 ) -> dict[str, Any]:
-    """The summary of a finished run from the records of its `metrics.jsonl`.
+    """Make the summary of a finished run from the records of its `metrics.jsonl`.
 
     Each evaluation figure appears as `<set>_<figure>_before` and `_after`; intervals are Wilson's, 95 %.
     """
@@ -96,7 +96,7 @@ def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:
 
 
 def write_curve(run_dir: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """`draw_curve`'s figure as a PNG."""
+    """Write `draw_curve`'s figure as a PNG."""
     content = io.BytesIO()
     draw_curve(records).savefig(content, format="png", metadata={"Software": None})
     with writing(run_dir / CURVE_FILE):
@@ -104,7 +104,7 @@ def write_curve(run_dir: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def draw_curve(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Solve rate, mean reward and shares of stop reasons by rollout, one panel each, of training and evaluations.
+    """Draw solve rate, mean reward and shares of stop reasons by rollout, one panel each, of training and evaluations.
 
     An evaluation's solve rate has its interval. Stop reasons are those of training episodes; their panel is left out
     where the generate hook reports none.
@@ -147,7 +147,7 @@ def draw_curve(records: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _rollouts(records: Sequence[Mapping[str, Any]]) -> list[int]:
-    """How many rollouts each had behind it."""
+    """Return how many rollouts each record had behind it."""
     return [r["rollout_id"] + 1 for r in records]
 
 
@@ -163,7 +163,7 @@ def _plot_evaluation(axes: Any, name: str, records: Sequence[Mapping[str, Any]],
 
 
 def _plot_stop_reasons(axes: Any, steps: Sequence[Mapping[str, Any]], reasons: Sequence[str]) -> None:
-    """Stacked from the first reason upwards."""
+    """Stack the shares from the first reason upwards."""
     below = [0.0] * len(steps)
     for reason in reasons:
         shares = [step.get(reason, 0.0) for step in steps]

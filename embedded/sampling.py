@@ -40,7 +40,7 @@ WITHOUT_EFFECT = frozenset({"spaces_between_special_tokens", "stream_interval", 
 
 
 class RequestError(ValueError):
-    """A request that cannot be served as it is; the client's mistake."""
+    """A request cannot be served as it is; the mistake is the client's."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SamplingParams:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> SamplingParams:
-        """From a request's JSON; raises RequestError with each name, the value given and what is allowed."""
+        """Read a request's JSON; raises RequestError with each name, the value given and what is allowed."""
         values = {name: value for name, value in given.items() if value is not None and name not in WITHOUT_EFFECT}
         for name in [name for name in values if name in NEUTRAL]:
             if values.pop(name) not in NEUTRAL[name]:
@@ -89,8 +89,8 @@ class SamplingParams:
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
-    """One number in [0, 1) per row, float64, from its seed and position (two rounds of SplitMix64; Steele et al. 2014,
-    https://doi.org/10.1145/2660193.2660195)."""
+    """Draw one number in [0, 1) per row, float64, from its seed and position (two rounds of SplitMix64; Steele et al.
+    2014, https://doi.org/10.1145/2660193.2660195)."""
     seed = np.array([s % 2**64 for s in seeds], dtype=np.uint64)
     mixed = _splitmix(_splitmix(seed) + np.asarray(positions, dtype=np.uint64))
     numbers: np.ndarray = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -107,7 +107,7 @@ def _splitmix(x: np.ndarray) -> np.ndarray:
 
 @torch.inference_mode()
 def sample(logits_RxV: Tensor, params: Sequence[SamplingParams], draws: np.ndarray) -> tuple[list[int], list[float]]:
-    """A token for each of the first len(params) rows, and its log-probability under softmax(logits / temperature).
+    """Sample each of the first len(params) rows: a token, and its log-probability under softmax(logits / temperature).
 
     `draws` are those rows' uniform numbers. Truncation (top-k, top-p, min-p) changes what is drawn, not the
     log-probability, which is over the whole vocabulary; SGLang does the same, and a trainer recomputes it from
@@ -127,7 +127,7 @@ def sample(logits_RxV: Tensor, params: Sequence[SamplingParams], draws: np.ndarr
 
 
 def _invert(probs_RxV: Tensor, draws_R: Tensor) -> Tensor:
-    """The first token at which the cumulative weight exceeds draw × total; weights need not sum to 1."""
+    """Return the first token at which the cumulative weight exceeds draw × total; weights need not sum to 1."""
     cumulative = probs_RxV.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:].contiguous()
     chosen = torch.searchsorted(cumulative, draws_R[:, None] * total, right=True)[:, 0]

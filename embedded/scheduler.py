@@ -92,7 +92,7 @@ class Scheduler:
             self._hand_out(sampled, logits)
 
     def _work(self) -> Iterator[tuple[Request, Span, list[int]]]:
-        """What to compute of each active request: its next piece of prompt, or its last token; and guesses after it."""
+        """Yield what each active request computes: its next piece of prompt or its last token, and guesses after it."""
         budget = PREFILL_TOKENS
         for request in self.active.values():
             start, guess = request.computed, list[int]()
@@ -178,7 +178,7 @@ class Scheduler:
         return True
 
     def _choose(self, matches: np.ndarray) -> int:
-        """The free slot to take: one whose whole content the request extends, else an empty one, else the oldest."""
+        """Choose a free slot: one whose whole content the request extends, else an empty one, else the oldest."""
         lengths = self.cache.lengths
         whole = self._free & (matches == lengths) & (lengths > 0)
         if whole.any():
@@ -228,7 +228,7 @@ class Request:
 
     @property
     def missing(self) -> int:
-        """How many tokens are yet to be computed before the next one can be sampled."""
+        """The number of tokens that are yet to be computed before the next one can be sampled."""
         return len(self.tokens) - self.computed
 
     @property
@@ -295,7 +295,7 @@ class Drafter:
             self._written[hash(tuple(tokens[place - LONG : place]))] = tokens[place]
 
     def guess(self, tokens: list[int], own: OwnPlaces, most: int) -> list[int]:
-        """At most `most` tokens that may follow."""
+        """Return at most `most` tokens that may follow."""
         most = min(most, self.most)
         if most <= 0:
             return []
@@ -308,14 +308,14 @@ class Drafter:
 
 
 class OwnPlaces:
-    """Where each pair of tokens of one context was last seen."""
+    """The place where each pair of tokens of one context was last seen."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, int], int] = {}
         self._known = SHORT
 
     def after(self, tokens: list[int], most: int) -> list[int]:
-        """What followed the last two tokens the last time they stood together."""
+        """Return what followed the last two tokens the last time they stood together, at most `most` tokens."""
         end = len(tokens)
         before = tokens[self._known - SHORT : end - 1]
         self._places.update(zip(pairwise(before), range(self._known, end), strict=False))
@@ -325,12 +325,12 @@ class OwnPlaces:
 
 
 def abort_reason(message: str = "Aborted", status_code: int | None = None) -> dict[str, Any]:
-    """SGLang's finish reason of a request that was aborted; with a status code, the answer is that HTTP error."""
+    """Return SGLang's finish reason of an aborted request; with a status code, the answer is that HTTP error."""
     return {"type": "abort", "message": message, "status_code": status_code, "err_type": None}
 
 
 def _common(tokens: np.ndarray, other: np.ndarray) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     length = min(len(tokens), len(other))
     unequal = tokens[:length] != other[:length]
     return int(unequal.argmax()) if unequal.any() else length

@@ -85,7 +85,7 @@ def go_on(start: Path, out: Path, run: SeedRun) -> None:
 
 
 def _train_and_save(model: Qwen2, tokenizer: Any, run: SeedRun, out: Path, before: dict[str, Any]) -> None:
-    """Save at every gate, so that a run that is cut short leaves its newest state."""
+    """Train, and save at every gate, so that a run that is cut short leaves its newest state."""
     curve = before["curve"]
     for metrics in train(model, tokenizer, run):
         if metrics["step"] % GATE_EVERY == 0 or metrics["step"] == run.steps:
@@ -108,7 +108,7 @@ def save(out: Path, model: Qwen2, tokenizer: Any, training: dict[str, Any]) -> N
 # Supervised training on demonstrations, and what is measured while it runs.
 @dataclass(frozen=True)
 class SeedRun:
-    """Sizes of one supervised run. The learning rate is flat and falls linearly to zero over the last part."""
+    """The sizes of one supervised run. The learning rate is flat and falls linearly to zero over the last part."""
 
     steps: int = 3000
     tokens_per_step: int = 10_000
@@ -120,12 +120,12 @@ class SeedRun:
     gold_share: float = GOLD_SHARE
 
     def schedule(self, step: int) -> float:
-        """Share of the peak learning rates at a step."""
+        """Return the share of the peak learning rates at a step."""
         return min(1.0, (step + 1) / self.warmup, (self.steps - step) / (self.decay_share * self.steps))
 
 
 def new_model(tokenizer: Any, seed: int) -> Qwen2:
-    """A randomly initialised model for the tokenizer, made to find copying soon.
+    """Make a randomly initialised model for the tokenizer, which finds copying soon.
 
     Embeddings are wide enough to tell names apart from the start; value and output projections of each head begin as
     near inverses of each other, so that what a head attends to is what it passes on ("mimetic" initialisation,
@@ -157,7 +157,7 @@ def _make_mimetic(attention: Attention, config: ModelConfig, generator: torch.Ge
 
 
 def new_optimizers(model: Qwen2, run: SeedRun) -> list[torch.optim.Optimizer]:
-    """Muon for the hidden matrices, AdamW for the rest; each group remembers its peak rate."""
+    """Return Muon for the hidden matrices, AdamW for the rest; each group remembers its peak rate."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     muon = torch.optim.Muon([{"params": matrices, "peak": run.matrix_lr}], lr=run.matrix_lr, weight_decay=0.01)
@@ -166,7 +166,7 @@ def new_optimizers(model: Qwen2, run: SeedRun) -> list[torch.optim.Optimizer]:
 
 
 def batches(tokenizer: Any, run: SeedRun) -> Iterator[Batch]:
-    """Fresh demonstrations for ever: none is seen twice."""
+    """Yield fresh demonstrations for ever: none is seen twice."""
     rng = random.Random(run.seed)
     while True:
         transcripts: list[list[Part]] = []
@@ -208,7 +208,7 @@ def train(model: Qwen2, tokenizer: Any, run: SeedRun) -> Iterator[dict[str, floa
 
 
 def _sums(batch: Batch, micro: MicroBatch, loss_N: Tensor) -> Counter[str]:
-    """Losses, and tokens that they are of, by kind of token."""
+    """Add up the losses, and the tokens that they are of, by kind of token."""
     sums: Counter[str] = Counter()
     for (sample, place), loss in zip(micro.source_N, loss_N.tolist(), strict=True):
         kinds = ["action" if batch.weights[sample][place] == 1.0 else "context"]

@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Linux sends SIGTERM when the parent (the thread that started us) ends; it may have ended already."""
+    """Get a SIGTERM when the parent (the thread that started us) ends; raises `SystemExit` if it has ended already."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(f"process {parent}, which --die-with-parent names, has ended or did not start this server")
@@ -266,7 +266,7 @@ class Api:
         return web.Response()
 
     async def health_generate(self, request: web.Request) -> web.Response:
-        """Computes one token, unless generation is paused; 503 where that fails or takes longer than HEALTH_SECONDS."""
+        """Compute one token, unless generation is paused; 503 where that fails or takes longer than HEALTH_SECONDS."""
         if not self.engine.paused:
             probe = self._complete("HEALTH_CHECK", [0], SamplingParams(max_new_tokens=1, temperature=0.0))
             try:
@@ -313,7 +313,7 @@ class Api:
 
 
 class Mailbox:
-    """Carries results from the engine's thread to the event loop's, one wake-up for all of a step."""
+    """`Mailbox` carries results from the engine's thread to the event loop's, one wake-up for all of a step."""
 
     def __init__(self) -> None:
         self._letters: list[tuple[asyncio.Future[Completion], Completion]] = []
@@ -381,7 +381,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Prompt:
-    """scored_from: the token from which on the prompt's own log-probabilities are wanted; nothing is sampled then."""
+    """A prompt; with `scored_from`, its own log-probabilities from that token on are wanted, and nothing is sampled."""
 
     rid: str | None
     tokens: list[int]
@@ -391,7 +391,7 @@ class Prompt:
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """A JSON object; an empty body is an empty object."""
+    """Read a JSON object; an empty body is an empty object. Raises `RequestError`."""
     try:
         payload = orjson.loads(body) if body else {}
     except orjson.JSONDecodeError as error:
@@ -402,7 +402,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def read_prompt(payload: Mapping[str, Any], limits: Limits) -> Prompt:
-    """The prompt of a `/generate` body: one, as token ids."""
+    """Read the prompt of a `/generate` body: one, as token ids. Raises `RequestError`."""
     rid, given = payload.get("rid"), payload.get("sampling_params")
     given = {} if given is None else given
     scores = isinstance(given, dict) and given.get("max_new_tokens") == 0 and bool(payload.get("return_logprob"))
@@ -423,7 +423,7 @@ def read_prompt(payload: Mapping[str, Any], limits: Limits) -> Prompt:
 
 
 def _params(given: Mapping[str, Any], prompt: int, limits: Limits) -> SamplingParams:
-    """Parameters of one prompt, checked; without `max_new_tokens` the default is cut to what the context leaves."""
+    """Check one prompt's parameters; without `max_new_tokens` the default is cut to what the context leaves."""
     params, room = SamplingParams.parse(given), limits.context_length - prompt
     if given.get("max_new_tokens") is None:
         return replace(params, max_new_tokens=min(params.max_new_tokens, room))
@@ -458,8 +458,8 @@ def response(
     latency: float,
     scores: Sequence[float | None] = (),
 ) -> dict[str, Any]:
-    """SGLang's answer; `output_token_logprobs` holds [log-probability, token id, null] of every output token. scores:
-    of the prompt's tokens from `scored_from` on, null for the first."""
+    """Make SGLang's answer; `output_token_logprobs` holds [log-probability, token id, null] of every output token.
+    `scores` are those of the prompt's tokens from `scored_from` on, null for the first."""
     scored = [] if prompt.scored_from is None else prompt.tokens[prompt.scored_from :]
     meta: dict[str, Any] = {
         "id": rid,
@@ -479,7 +479,7 @@ def response(
 
 
 def _text(completion: Completion, params: SamplingParams, tokenizer: Detokenizer) -> str:
-    """The output as text, without the stop token or stop string unless `no_stop_trim`."""
+    """Return the output as text, without the stop token or stop string unless `no_stop_trim`."""
     matched = None if params.no_stop_trim else completion.finish_reason.get("matched")
     ids = completion.output_ids[:-1] if isinstance(matched, int) else completion.output_ids
     text = tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
@@ -501,8 +501,8 @@ class Detokenizer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def _eos_ids(self, directory: Path) -> frozenset[int]:
-        """What SGLang stops at: `eos_token_id` of the model's configurations, the tokenizer's `eos_token`, and Llama's
-        end of a message."""
+        """Return the tokens that SGLang stops at: `eos_token_id` of the model's configurations, the tokenizer's
+        `eos_token`, and Llama's end of a message."""
         token = read_settings(directory, "tokenizer_config.json").get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token
         named = [self._tokenizer.token_to_id(text) for text in (content, END_OF_MESSAGE) if text]

@@ -47,7 +47,7 @@ class ServerProcess:
 
     @classmethod
     def of_run(cls, args: Namespace, log: Path) -> Self:
-        """The server of a run's policy, as the run's arguments want it."""
+        """Make the server of a run's policy, as the run's arguments want it."""
         return cls(
             Path(args.hf_checkpoint),
             log,
@@ -129,5 +129,5 @@ async def update_weights(host: str, port: int, model_dir: Path, version: int) ->
 
 
 def url_of(host: str, port: int) -> str:
-    """The base URL of a server; an IPv6 address goes in brackets (RFC 3986)."""
+    """Return the base URL of a server; an IPv6 address goes in brackets (RFC 3986)."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

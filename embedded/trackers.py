@@ -1,4 +1,4 @@
-"""Where a run's figures are shown beside its own `metrics.jsonl`: Weights & Biases, trackio, TensorBoard.
+"""Show a run's figures beside its own `metrics.jsonl`: Weights & Biases, trackio, TensorBoard.
 
 Each tracker has a thread of its own, so that nothing it does, raises or waits for is the training's: a tracker that is
 lost is said once, and the run goes on. `metrics.jsonl` holds everything.
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Opening:
-    """A tracker is opened with these."""
+    """The arguments that a tracker is opened with."""
 
     run_dir: Path
     project: str
@@ -39,7 +39,7 @@ class Opening:
 
 
 class Tracker(Protocol):
-    """One that is open. It may raise whatever it likes."""
+    """An open tracker. It may raise whatever it likes."""
 
     def log(self, step: int, figures: Mapping[str, float], episodes: Sequence[Sequence[Any]]) -> None: ...
 
@@ -60,11 +60,11 @@ class Trackers:
             worker.put((step, figures, shown))
 
     def waiting(self) -> int:
-        """How many logs no tracker has taken yet."""
+        """Return how many logs no tracker has taken yet."""
         return sum(worker.unfinished for worker in self._workers)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> dict[str, str]:
-        """Let each send what it holds, in so many seconds for all; returns why each that was lost was."""
+        """Let each tracker send what it holds, in so many seconds for all; return why each lost one was lost."""
         deadline = time.monotonic() + seconds
         for worker in self._workers:
             worker.end()
@@ -117,7 +117,7 @@ class _Worker(threading.Thread):
                 self.lose(f"{MOST_WAITING} logs wait, and it takes none")
 
     def lose(self, why: str) -> None:
-        """Said once, by whichever thread finds out."""
+        """Warn that the tracker is lost: once, by whichever thread finds out."""
         with self._lock:
             if self.lost:
                 return
@@ -217,8 +217,8 @@ def _as_text(row: Sequence[Any]) -> str:
     return f"{said}\n\n" + "\n".join(f"    {line}" for line in str(patch).splitlines())
 
 
-# What the trackers of a run are given: its figures, by the names that SLiME's trackers have for them, and a table of a
-# few episodes.
+# The trackers of a run are given its figures, by the names that SLiME's trackers have for them, and a table of a few
+# episodes.
 SHOWN = 4  # episodes of a rollout
 STEP = "rollout/step"  # the abscissa, as SLiME calls it
 EPISODES = "swe/sampled_episodes"
@@ -238,7 +238,7 @@ SLIMES = {  # figures of the trainer, and of a batch -> SLiME's name
 
 
 def figures_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers in a record of `metrics.jsonl`, under the names that SLiME's trackers have for them."""
+    """Return the numbers in a record of `metrics.jsonl`, under the names that SLiME's trackers have for them."""
     if record["kind"] == "eval":
         below = f"eval/{record['name']}/swe/"
         return {f"{below}{name}": value for name, value in _numbers(record)}
@@ -258,7 +258,7 @@ def _numbers(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, flo
 
 
 def rows_of(rollout_id: int, samples: Sequence[Sample]) -> list[list[Any]]:
-    """A few of a rollout's episodes, evenly spaced, for a table of `COLUMNS`."""
+    """Return a few of a rollout's episodes, evenly spaced, as rows of a table of `COLUMNS`."""
     episodes = trajectories(samples)
     places = sorted({round(i * (len(episodes) - 1) / (SHOWN - 1)) for i in range(SHOWN)}) if episodes else []
     rows: list[list[Any]] = []

@@ -1,4 +1,4 @@
-"""What the trainer is given: SLiME's conversion of samples into training data, as plain lists."""
+"""Make what the trainer is given: SLiME's conversion of samples into training data, as plain lists."""
 
 from __future__ import annotations
 
@@ -92,13 +92,14 @@ def fill_rollout_ids(given: Sequence[int | None]) -> list[int]:
 
 
 def _place(sample: Sample) -> tuple[int, int]:
-    """Siblings beside each other, whatever the indices that the generate hook gave them."""
+    """Return a sort key that puts siblings beside each other, whatever the indices that the generate hook gave them."""
     index = sample.index if sample.index is not None else -1
     return (sample.rollout_id if sample.rollout_id is not None else index), index
 
 
 def _check(sample: Sample, *, is_sampled: bool) -> None:
-    """is_sampled: the tokens are the policy's own, with the log-probabilities that they had."""
+    """Raise `TrainDataError` where fields contradict each other. With `is_sampled`, tokens are the policy's own, with
+    the log-probabilities that they had."""
     mask = loss_mask_of(sample)
     facts: list[tuple[bool, str, Any]] = [
         (len(mask) == sample.response_length, "loss_mask length", len(mask)),
@@ -169,7 +170,7 @@ def pack(sequences: Sequence[Sequence[int]], max_tokens: int) -> list[PrefixTree
 
 
 def _largest_tree(sequences: Sequence[Sequence[int]], order: list[int], max_tokens: int) -> PrefixTree:
-    """The tree of the longest head of `order` that fits, by bisection: one more sequence never takes fewer rows."""
+    """Bisect for the tree of the longest head of `order` that fits: one more sequence never takes fewer rows."""
     best = build_tree(sequences, order[:1])
     low, high = 1, len(order)
     while low < high:
@@ -213,13 +214,13 @@ class PrefixTree:
     rows: list[list[int]]
 
     def ancestors(self, span: int) -> list[int]:
-        """The path from the root to the span, itself left out."""
+        """Return the path from the root to the span, itself left out."""
         parent = self.spans[span].parent
         return [] if parent is None else [*self.ancestors(parent), parent]
 
 
 def build_tree(sequences: Sequence[Sequence[int]], members: Sequence[int]) -> PrefixTree:
-    """The tree of `sequences[m] for m in members`, which must be non-empty and in lexicographic order."""
+    """Build the tree of `sequences[m] for m in members`, which must be non-empty and in lexicographic order."""
     builder = _Builder(sequences)
     builder.grow(list(members), 0, None, [])
     return PrefixTree(list(members), builder.tokens, builder.spans, [builder.rows[member] for member in members])
@@ -247,7 +248,7 @@ class _Builder:
                     self.rows[member] = path if depth == common else self._add(member, depth, common, parent, path)[1]
 
     def _common(self, members: list[int], depth: int) -> int:
-        """How many first tokens all members share: in sorted order, those that the first and last one share."""
+        """Return how many first tokens all members share: those that the first and last share, as they are sorted."""
         first, last = (self.sequences[member] for member in (members[0], members[-1]))
         if len(members) == 1:
             return len(first)
@@ -261,11 +262,11 @@ class _Builder:
         return len(self.spans) - 1, [*path, *range(start, len(self.tokens))]
 
 
-# What a trained token weighs in its step's loss: `algorithm.reduction`. Pure functions of the training data.
+# The weight of a trained token in its step's loss: `algorithm.reduction`. Pure functions of the training data.
 def token_weights(
     data: TrainData, samples: Sequence[int], reduction: str = "trajectory", *, max_context: int = 0
 ) -> dict[int, float]:
-    """Sample -> what each of its trained tokens weighs, of the samples of one optimizer step that have any.
+    """Return what a trained token weighs, by sample, for the samples of one optimizer step that have any.
 
     `trajectory` is GRPO's mean over rollouts of each one's mean over its tokens; `token` is DAPO's (arXiv:2503.14476,
     eq. 8), where SLiME counts a sample without a trained token as one token; `constant` is Dr. GRPO's

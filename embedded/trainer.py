@@ -106,11 +106,11 @@ class Trainer:
         )
 
     def recompute(self, data: TrainData, model: Qwen2, samples: Sequence[int]) -> list[list[float]]:
-        """Log-probabilities of the samples' trained tokens under `model`, in the layout of the server's."""
+        """Return the log-probabilities of the samples' trained tokens under `model`, in the layout of the server's."""
         return recompute_log_probs(model, data, samples, self.temperature, self.max_tokens, self.workers)
 
     def save_state(self) -> bytes:
-        """Everything but the weights that the next step depends on."""
+        """Return, as bytes, everything but the weights that the next step depends on."""
         buffer = io.BytesIO()
         torch.save(self.optimizer.state_dict(), buffer)
         return buffer.getvalue()
@@ -142,11 +142,11 @@ class Trainer:
         return _step_metrics(sums) | {"grad_norm": norm}
 
     def _contributes(self, data: TrainData, sample: int) -> bool:
-        """A sample whose every token has zero gradient is left out of the forward pass, not of the denominators."""
+        """Say whether a sample has a gradient; one without is left out of the forward pass, not of the denominators."""
         return bool(data.advantages[sample]) or not self.config.is_pure_policy_gradient
 
     def _is_own(self, data: TrainData, sample: int) -> bool:
-        """Whether the old policy is, in the first step, the one that is trained."""
+        """Say whether the old policy is, in the first step, the one that is trained."""
         return not self.use_rollout_log_probs or sample not in data.stale
 
     def _loss(self, batch: MicroBatch, actions: Actions) -> tuple[dict[str, Tensor], Tensor]:
@@ -227,7 +227,7 @@ class PolicyOptimizer:
         self.squares = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]  # their squares' means
 
     def learning_rate(self) -> float:
-        """The rate of the next step: linear warm-up, then constant or linear decay to zero at the last step."""
+        """Return the rate of the next step: linear warm-up, then constant or linear decay to zero at the last step."""
         warm = min(1.0, (self.steps + 1) / self.warmup) if self.warmup else 1.0
         left = max(0.0, 1 - self.steps / self.total_steps) if self.schedule == "linear" else 1.0
         return self.base_lr * min(warm, left)
@@ -294,8 +294,8 @@ def sum_gradients(
 ) -> list[T]:
     """Make the parameters' gradients the sum of what `work` gives for each micro-batch, and return the rest it gives.
 
-    Zeros without any, not None: an optimizer leaves a parameter without a gradient alone, and one with momentum moves
-    on.
+    Without any they are zeros, not None: an optimizer leaves a parameter without a gradient alone, and one with
+    momentum moves on.
     """
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -309,7 +309,7 @@ def sum_gradients(
 
 
 def _step_metrics(sums: list[dict[str, Tensor]]) -> dict[str, float]:
-    """Losses as they are, and means over tokens by the weight of the tokens; none of these without tokens."""
+    """Return losses as they are, and means over tokens by the weight of the tokens; none of these without tokens."""
     if not sums:
         return {"loss": 0.0, "pg_loss": 0.0, "trained_tokens": 0, "input_tokens": 0}
     losses = [name for name in ("loss", "pg_loss", "kl_loss") if name in sums[0]]

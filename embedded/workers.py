@@ -20,18 +20,18 @@ T = TypeVar("T")
 
 
 def set_threads(count: int) -> None:
-    """How many threads one operation takes, of PyTorch's and of the library behind NumPy."""
+    """Set how many threads one operation takes, of PyTorch's and of the library behind NumPy."""
     torch.set_num_threads(count)
     threadpool_limits(count, user_api="blas")
 
 
 def worker_count() -> int:
-    """How many pieces to work on at once: as many as there are cores for their threads."""
+    """Return how many pieces to work on at once: as many as there are cores for their threads."""
     return max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads())
 
 
 def ordered_map(function: Callable[[S], T], items: Iterable[S], workers: int) -> Iterator[T]:
-    """`function` of each item, in the items' order; `workers` of them at once, and at most one more begun than used.
+    """Yield `function` of each item, in order: `workers` of them at once, and at most one more begun than used.
 
     Results are as large as the model: behind a slow piece they must not pile up.
     """

@@ -58,14 +58,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Edit:
-    """The module as an edit writes it, and what each of its functions' templates becomes by that."""
+    """The module as an edit writes it, and the source of each of its functions' templates after that."""
 
     text: str
     sources: list[str]
 
 
 def demonstration(rng: random.Random, gold_share: float = GOLD_SHARE) -> list[Part]:
-    """One transcript, in the exact text that the seed policy's chat template and the native agent's tools produce."""
+    """Write one transcript in the exact text that the seed policy's chat template and the native agent's tools give."""
     script = Script.draw(rng, scrambled_share=SCRAMBLED_SHARE)
     play(rng, script, gold_share)
     return script.parts
@@ -81,15 +81,15 @@ def play(rng: random.Random, script: Script, gold_share: float = GOLD_SHARE) -> 
 
 
 def gold_edit(script: Script) -> Edit:
-    """The right version of the buggy function in the place of the wrong one."""
+    """Return the edit that puts the right version of the buggy function in the place of the wrong one."""
     index = script.repository.bug.function
     return script.rewrite(index, script.module.functions[index].template.source)
 
 
 def _choose(rng: random.Random, script: Script, gold_share: float) -> Edit:
-    """The right fix in `gold_share` of the cases, else a random legal mutation of a function as it was looked at.
+    """Take the right fix in `gold_share` of the cases, else a random legal mutation of a function as it was looked at.
 
-    Never what the module is already, nor what would not come back from a test.
+    A mutation is never what the module is already, nor what would not come back from a test.
     """
     if rng.random() < gold_share:
         return gold_edit(script)
@@ -108,7 +108,7 @@ def _choose(rng: random.Random, script: Script, gold_share: float) -> Edit:
 
 @lru_cache(CACHED)
 def _legal_edits(template: FunctionTemplate, source: str) -> dict[str, list[Mutation]]:
-    """Mutations of `source` by trained classes that do not spell out a held-out bug, by bug class."""
+    """Return mutations of `source` by trained classes that do not spell out a held-out bug, by bug class."""
     held_out = {mutant.mutation.source for mutant in template.mutants if mutant.is_held_out}
     legal: dict[str, list[Mutation]] = {}
     for mutation in mutations(source):
@@ -118,9 +118,9 @@ def _legal_edits(template: FunctionTemplate, source: str) -> dict[str, list[Muta
 
 
 class Script:
-    """Writes a transcript on one repository.
+    """`Script` writes a transcript on one repository.
 
-    Of the buggy module it knows each function as it was looked at (`buggy`) and as the last edit left it (`sources`).
+    It knows each function of the buggy module as it was looked at (`buggy`) and as the last edit left it (`sources`).
     """
 
     def __init__(self, repository: Repository) -> None:
@@ -133,7 +133,7 @@ class Script:
 
     @classmethod
     def draw(cls, rng: random.Random, split: str = "train", scrambled_share: float = 0.0) -> Script:
-        """A repository of the split, with the task stated and its buggy module looked at."""
+        """Draw a repository of the split, with the task stated and its buggy module looked at."""
         scramble = rng.random() < scrambled_share
         script = cls(draw_scrambled(rng) if scramble else draw_repository(rng, split))
         script.open(statement(rng, script.repository, failing_tests(script.repository)[0]))
@@ -142,7 +142,7 @@ class Script:
         return script
 
     def rewrite(self, index: int, template_source: str) -> Edit:
-        """The edit that changes one function of the module as it was looked at to a version of its template."""
+        """Return the edit that changes one function of the module as it was looked at to a version of its template."""
         sources = [*self.buggy[:index], template_source, *self.buggy[index + 1 :]]
         functions = zip(self.module.functions, sources, strict=True)
         return Edit("\n\n".join(function.render(source) for function, source in functions), sources)
@@ -202,7 +202,7 @@ def _comes_back(function: Function, source: str) -> bool:
 
 
 def _first_failure(source: str, calls: tuple[Call, ...]) -> str | None:
-    """What `runtests.py` says of the first call that goes wrong; None where all are right."""
+    """Return what `runtests.py` says of the first call that goes wrong; None where all are right."""
     for call in calls:
         answer = _answer(source, call.arguments)
         if answer != call.expected:
@@ -227,7 +227,7 @@ CONTEXT_WEIGHT = 0.25  # of the language-model loss on what the policy is shown,
 class Batch:
     """Demonstrations as training data in which every token but a sequence's first is predicted.
 
-    For each of those: its loss weight, and whether it is a piece of a name that its sequence has shown before.
+    Each of those has its loss weight, and whether it is a piece of a name that its sequence has shown before.
     """
 
     data: TrainData
@@ -256,6 +256,6 @@ def pack(tokenizer: Any, transcripts: Sequence[Sequence[Part]]) -> Batch:
 
 
 def _repeats(tokens: Sequence[int], names: Set[int]) -> list[bool]:
-    """Whether each token is one of `names` and has been there before."""
+    """Say of each token whether it is one of `names` and has been there before."""
     first = {token: place for place, token in reversed(list(enumerate(tokens)))}
     return [token in names and first[token] < place for place, token in enumerate(tokens)]

@@ -1,4 +1,4 @@
-"""What a seed policy must be able to do before reinforcement learning.
+"""Measure what a seed policy must be able to do before reinforcement learning.
 
     python -m slime_swe.embedded.seed.gate CHECKPOINT
 
@@ -45,7 +45,8 @@ def main() -> None:
 
 
 def gold_probability(model: Qwen2, tokenizer: Any, split: str, count: int = TASKS) -> dict[str, float]:
-    """How likely the policy is to look at the right file (`view`) and then to make the very fix, on a split's tasks."""
+    """Return how likely the policy is to look at the right file (`view`) and then to make the very fix (`fix`), on a
+    split's tasks."""
     scripts = _scripts(split, count)
     for script in scripts:
         script.edit(gold_edit(script))
@@ -63,7 +64,7 @@ def gold_probability(model: Qwen2, tokenizer: Any, split: str, count: int = TASK
 
 
 def clean_share(model: Qwen2, tokenizer: Any, split: str, count: int = TASKS) -> float:
-    """Share of first edits, sampled at temperature 1, that write the module with at most one function changed."""
+    """Return the share of first edits, at temperature 1, that write the module with at most one function changed."""
     scripts = _scripts(split, count)
     said = sample_turns(model, tokenizer, ["".join(part.text for part in script.parts) for script in scripts])
     return sum(map(is_clean, said, scripts)) / count
@@ -105,7 +106,7 @@ def sample_turns(model: Qwen2, tokenizer: Any, prompts: list[str]) -> list[str]:
 
 
 def _scripts(split: str, count: int) -> list[Script]:
-    """Transcripts in which the module has been looked at, the same at every call."""
+    """Open transcripts in which the module has been looked at, the same at every call."""
     return [Script.draw(random.Random(f"gate {split} {index}"), split) for index in range(count)]
 
 

@@ -57,9 +57,10 @@ CHAT_TEMPLATE = Path(__file__).parent / "checkpoint" / "chat_template.jinja"
 
 
 def train_tokenizer(texts: Iterable[str]) -> Any:
-    """A `transformers` fast tokenizer with the chat template above; its vocabulary is the commonest pieces of `texts`.
+    """Make a `transformers` fast tokenizer with the chat template above.
 
-    A piece that is in the vocabulary is one token (`ignore_merges`), any other is spelt in bytes.
+    Its vocabulary is the commonest pieces of `texts`. A piece that is in it is one token (`ignore_merges`), any other
+    is spelt in bytes.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -44,7 +44,7 @@ class HeldError(UserError):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """Who made an attempt. `attempt` counts from 1. `since`: UTC, as `2026-01-31 12:00:00`."""
+    """The process that made an attempt. `attempt` counts from 1; `since` is UTC, as `2026-01-31 12:00:00`."""
 
     attempt: int
     host: str = ""
@@ -72,7 +72,7 @@ class Attempt:
 
 @contextmanager
 def attempting(path: Path) -> Iterator[Attempt]:
-    """Begin the next attempt, of which `path` holds a line each; the folder must exist. It ends with the process at the
+    """Begin the next attempt and append its line to `path`, whose folder must exist. It ends with the process at the
     latest.
 
     Raises `HeldError` where another process's lasts, `FileError` where the file can't be written.
@@ -90,12 +90,12 @@ def attempting(path: Path) -> Iterator[Attempt]:
 
 
 def last_attempt(path: Path) -> int:
-    """The number of the last attempt; 0 where there is none."""
+    """Return the number of the last attempt; 0 where there is none."""
     return max((process.attempt for process in _processes(path)), default=0)
 
 
 def last_process(path: Path) -> Process | None:
-    """Who made the last attempt; None where there is none."""
+    """Return the process that made the last attempt; None where there is none."""
     return max(_processes(path), key=lambda process: process.attempt, default=None)
 
 
@@ -108,8 +108,8 @@ def require_ended(path: Path) -> None:
 def lasts(path: Path) -> bool | None:
     """Say whether an attempt lasts. Writes nothing, and holds the lock for an instant where it is free.
 
-    None where that can't be known: the last attempt is another machine's, and the folder's file system has no locks, or
-    none between machines (`_between_machines`).
+    Returns None where that can't be known: the last attempt is another machine's, and the folder's file system has no
+    locks, or none between machines (`_between_machines`).
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -133,8 +133,8 @@ def lasts(path: Path) -> bool | None:
 
 
 def _between_machines(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Whether a lock on a file there is seen by other machines, by the options of its mount (proc(5)); true too of a
-    disk that no other machine writes, and where there is no such list."""
+    """Say whether other machines see a lock on a file there, by the options of its mount (proc(5)). True for a disk
+    that no other machine writes, and where there is no list of mounts."""
     kind, options, longest = "", set[str](), -1
     for line in mounts.read_text("utf-8").splitlines() if mounts.exists() else ():
         before, _, after = line.partition(" - ")
@@ -147,7 +147,7 @@ def _between_machines(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -
 
 
 def of_last_attempt(records: Iterable[T], key: Callable[[T], Hashable], attempt: Callable[[T], int | None]) -> list[T]:
-    """The records, in order, without those whose key a later attempt has too: what was written twice counts once."""
+    """Return the records in order, but those whose key a later attempt has too: what was written twice counts once."""
     everything, last = list(records), dict[Hashable, int]()
     for record in everything:
         last[key(record)] = max(last.get(key(record), 0), attempt(record) or 0)
@@ -155,7 +155,7 @@ def of_last_attempt(records: Iterable[T], key: Callable[[T], Hashable], attempt:
 
 
 def _locked(path: Path, kind: int = fcntl.LOCK_EX) -> int:
-    """A descriptor of the file, made where there is none, with the lock on it."""
+    """Open the file, made where there is none, and lock it; return its descriptor. Raises `HeldError`."""
     deadline = time.monotonic() + GRACE
     while True:
         with writing(path):
@@ -190,7 +190,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _append(descriptor: int, line: bytes) -> None:
-    """After a line that a crash has cut short, if there is one."""
+    """Append the line durably, after a newline where a crash has cut the last line short."""
     size = os.fstat(descriptor).st_size
     cut_short = size and os.pread(descriptor, 1, size - 1) != b"\n"
     if os.write(descriptor, b"\n" + line if cut_short else line) < len(line):
@@ -207,7 +207,7 @@ def _processes(path: Path) -> Iterator[Process]:
 
 
 def _who(path: Path) -> str:
-    """For people: who holds the run, and what to do."""
+    """Say for people who holds the run, and what to do."""
     *_, holder = (Process(0), *_processes(path))
     if not holder.attempt:
         return f"another process writes {path.parent}: wait until it ends (`fuser {path}` names it)"

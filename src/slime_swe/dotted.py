@@ -15,7 +15,7 @@ PACKAGES = ("slime", "miles")  # train loops: the fork has most at the same plac
 
 
 def load_object(path: str, where: str) -> Any:
-    """The object at `module.attribute`. `where` names the setting that holds the path, for the error.
+    """Return the object at `module.attribute`. `where` names the setting that holds the path, for the error.
 
     The current folder is searched too, after everything else, so that a module of the user's own is found wherever
     Python was started from. Raises `UserError`; an error inside the module itself is not caught.
@@ -37,14 +37,14 @@ def load_object(path: str, where: str) -> Any:
 
 
 def load_registered(name: str, registry: Mapping[str, str], where: str) -> Any:
-    """The object that `name` stands for in `registry`, or at the dotted path `name`. Raises `UserError`."""
+    """Return the object that `name` stands for in `registry`, or that at the dotted path `name`. Raises `UserError`."""
     if name not in registry and "." not in name:
         raise UserError(f"{unknown(where, name, registry)}, or a dotted path of your own")
     return load_object(registry.get(name, name), where)
 
 
 def module_of(name: str, *, of_miles: str = "") -> Any:
-    """The module `slime.NAME` or `miles.NAME`, in miles `of_miles` where it lies elsewhere; None without either.
+    """Import the module `slime.NAME` or `miles.NAME`, in miles `of_miles` where it lies elsewhere; None without either.
 
     Where both are installed, it is that of the one which this process runs. A package that one of them needs and that
     is missing raises `ModuleNotFoundError`.

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class UserError(ValueError):
-    """What a person asked for is wrong or missing: the message says what was given, what is allowed, what to do."""
+    """A person's input is wrong or missing: the message says what was given, what is allowed, what to do."""
 
 
 class InfrastructureError(RuntimeError):
@@ -15,7 +15,7 @@ class InfrastructureError(RuntimeError):
 
 
 def unknown(what: str, given: str, allowed: Iterable[str]) -> str:
-    """The message for a name that is not among `allowed`: the nearest one first, then all of them.
+    """Return the message for a name that is not among `allowed`: the nearest one first, then all of them.
 
     >>> unknown("args.swe_agent", "aidr", ["native", "aider"])
     "args.swe_agent: unknown name 'aidr'. Did you mean 'aider'? Available: aider, native"

@@ -46,9 +46,9 @@ class Choice:
 
 
 def read(kind: type[T], record: Any, what: str, *, partial: bool = False) -> T:
-    """An object of `kind`. Raises `UserError` that names `what`, every field that is wrong and what is allowed.
+    """Read an object of `kind`. Raises `UserError` that names `what`, every field that is wrong and what is allowed.
 
-    Of a `partial` record other keys are not looked at, and null counts as missing.
+    With `partial`, other keys of the record are not looked at, and null counts as missing.
     """
     faults: list[str] = []
     if partial and isinstance(record, Mapping):
@@ -60,7 +60,7 @@ def read(kind: type[T], record: Any, what: str, *, partial: bool = False) -> T:
 
 
 def read_arguments(kind: type[T], args: Any) -> T:
-    """The same out of the attributes of `args`, of which None counts as missing and others are not looked at."""
+    """Read an object of `kind` from the attributes of `args`; None counts as missing, and others are not looked at."""
     names = {name: _argument(hint) or name for name, hint in _hints(typing.cast(Any, kind)).items()}
     given = {name: value for name, at in names.items() if (value := getattr(args, at, None)) is not None}
     faults: list[str] = []
@@ -95,7 +95,7 @@ def _built(
     place: Callable[[str], str],
     remedy: Callable[[str], str] = lambda name: "",
 ) -> Any:
-    """None where a field is wrong, and the faults are then among `faults`."""
+    """Build a `kind` from the given values. Returns None where a field is wrong, with the faults added to `faults`."""
     values: dict[str, Any] = {}
     earlier = len(faults)
     for field in fields(kind):
@@ -124,7 +124,7 @@ def _value(hint: Any, value: Any, where: str, faults: list[str]) -> Any:
 
 
 def _refused(kind: Any, notes: Iterable[Any], value: Any, where: str) -> Iterator[str]:
-    """A name that is none of the choices, with the nearest one."""
+    """Yield the fault of a name that is none of the choices, with the nearest one."""
     choices = [Choice(get_args(kind))] if get_origin(kind) is Literal else [n for n in notes if isinstance(n, Choice)]
     for choice in choices:
         if isinstance(value, str) and value not in choice.names and not (choice.dotted and "." in value):
@@ -140,7 +140,7 @@ def _convert(kind: type, value: Any) -> Any:
 
 
 def _said(error: msgspec.ValidationError) -> str:
-    """`[0] must be str` of "Expected `str`, got `int` - at `$[0]`"."""
+    """Turn "Expected `str`, got `int` - at `$[0]`" into `[0] must be str`."""
     match = re.fullmatch(r"(.*?)(?:, got .*?)?(?: - at `\$(.*)`)?", str(error))
     assert match is not None, error
     wanted = (
@@ -180,7 +180,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type itself, without `| None`, and what is annotated."""
+    """Split a hint into the type itself, without `| None`, and what is annotated."""
     kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if _is_optional(hint):
         kind = next(inner for inner in get_args(kind) if inner is not types.NoneType)

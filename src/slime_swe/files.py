@@ -40,7 +40,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def cache_folder(name: str) -> Path:
-    """`slime-swe/NAME` below `$XDG_CACHE_HOME`, or ~/.cache; it may not exist. Raises `UserError` without a home."""
+    """Return `slime-swe/NAME` in `$XDG_CACHE_HOME` or ~/.cache; it may not exist. Raises `UserError` without a home."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if base.startswith("~"):
         raise UserError("this user has no home folder, and caches need one: set HOME or XDG_CACHE_HOME")
@@ -48,8 +48,8 @@ def cache_folder(name: str) -> Path:
 
 
 def keep_in_cache(file: Path, content: bytes, what: str, again: str) -> None:
-    """Write it, in a folder that is made. Where that can't be written, say so: what could not be kept, and what then
-    happens again, as in "so the next run plays it again"."""
+    """Write `content` to `file`, whose folder is made. Where that can't be written, print that `what` could not be
+    kept, and what then happens `again`, as in "so the next run plays it again"."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, content)
@@ -62,8 +62,8 @@ def keep_in_cache(file: Path, content: bytes, what: str, again: str) -> None:
 
 
 def read_given(path: Path, what: str) -> bytes:
-    """A file that a person names; what: it is, such as "the task file". Raises `UserError`, also for devices and pipes:
-    their end may never come."""
+    """Read a file that a person names; `what` says what it is, such as "the task file". Raises `UserError`, also for
+    devices and pipes: their end may never come."""
     try:
         kind = path.stat().st_mode
         if stat.S_ISREG(kind) or stat.S_ISDIR(kind):
@@ -122,17 +122,17 @@ class Journal:
         self.path = path
 
     def size(self) -> int:
-        """Bytes; 0 where the file does not exist."""
+        """Return the file's size in bytes; 0 where it does not exist."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def append(self, record: dict[str, Any]) -> None:
-        """Raises `FileError` where it can't be written; the file is then as it was."""
+        """Append a record. Raises `FileError` where it can't be written; the file is then as it was."""
         line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
         with writing(self.path):
             append(self.path, line)
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines; a half-written last one is left out. Raises `FileError` where another is no JSON."""
+        """Read all whole lines; a half-written last one is left out. Raises `FileError` where another is no JSON."""
         if not self.path.exists():
             return []
         *lines, _ = self.path.read_bytes().split(b"\n")
@@ -165,7 +165,7 @@ class Journal:
                 os.truncate(self.path, size)
 
     def _line_before(self, size: int) -> dict[str, Any] | None:
-        """The record that ends at `size` bytes; None where none does."""
+        """Return the record that ends at `size` bytes; None where none does."""
         with self.path.open("rb") as file, mmap(file.fileno(), size, access=ACCESS_READ) as content:
             line = content[content.rfind(b"\n", 0, size - 1) + 1 :]
         try:
@@ -177,7 +177,7 @@ class Journal:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Alone among all processes that ask for the same path, until the process ends at the latest.
+    """Lock `path` against all other processes that ask for it, until the process ends at the latest.
 
     Raises `BlockingIOError` where another process has it and `wait` is false. The file is made and stays.
     """

@@ -10,8 +10,8 @@ GROW = 1 / 16  # of the limit, with each observation
 
 @dataclass
 class Limit:
-    """Between `least` and `most`. It shrinks by a fifth where there are too many, and grows step by step as long as all
-    are in use, as TCP's congestion window does (RFC 5681)."""
+    """A limit between `least` and `most`. It shrinks by a fifth where there are too many, and grows step by step as
+    long as all are in use, as TCP's congestion window does (RFC 5681)."""
 
     least: int
     most: int

@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 def secrets_of(environment: Mapping[str, str]) -> Secrets:
-    """The secrets among these variables, each with a replacement that names its variable.
+    """Find the secrets among these variables, each with a replacement that names its variable.
 
-    One of several lines also has the forms that it takes in a diff, where it is added, removed or context. One with
-    quotes or line ends also has those that it takes inside JSON text, as tools' arguments are.
+    A secret of several lines also has the forms that it takes in a diff, where it is added, removed or context. One
+    with quotes or line ends also has those that it takes inside JSON text, as tools' arguments are.
     """
     found: dict[str, str] = {}
     for name, value in environment.items():
@@ -45,7 +45,7 @@ def secrets_of(environment: Mapping[str, str]) -> Secrets:
 
 
 def redacted(value: T, secrets: Secrets) -> T:
-    """The value, of JSON's types, with every secret replaced in its texts, those of keys included."""
+    """Return the value, of JSON's types, with every secret replaced in its texts, those of keys included."""
     return _redacted(value, secrets) if secrets else value
 
 

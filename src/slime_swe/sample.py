@@ -49,7 +49,7 @@ class _Counts:
 
 @dataclass
 class SpeculationCounts(_Counts):
-    """Speculative decoding: what was drafted and what was accepted."""
+    """The counts of speculative decoding: what was drafted and what was accepted."""
 
     spec_accept_token_num: int = 0
     spec_draft_token_num: int = 0
@@ -59,7 +59,7 @@ class SpeculationCounts(_Counts):
 
 @dataclass
 class PrefixCacheCounts(_Counts):
-    """How much of the prompts the engine had cached, in tokens."""
+    """The prompts' tokens, and those of them that the engine had cached."""
 
     cached_tokens: int = 0
     total_prompt_tokens: int = 0
@@ -75,7 +75,7 @@ class PrefixCacheCounts(_Counts):
 
 @dataclass
 class OwnSample:
-    """SLiME's fields. `loss_mask` and `rollout_log_probs` have length `response_length`."""
+    """A sample with SLiME's fields. `loss_mask` and `rollout_log_probs` have length `response_length`."""
 
     Status = SampleStatus  # SLiME nests these classes
     SpecInfo = SpeculationCounts
@@ -113,7 +113,7 @@ class OwnSample:
     prefix_cache_info: PrefixCacheCounts = field(default_factory=PrefixCacheCounts)
 
     def to_dict(self) -> dict[str, Any]:
-        """All attributes, those set later included, as plain types; `from_dict` is the inverse."""
+        """Return all attributes, those set later included, as plain types; `from_dict` is the inverse."""
         plain = {"status": self.status.value, "spec_info": self.spec_info.to_dict()}
         return {**self.__dict__, **plain, "prefix_cache_info": self.prefix_cache_info.to_dict()}
 
@@ -191,7 +191,7 @@ class OwnSample:
 
 
 def _routed_experts(args: Any, encoded: str, rows: int) -> list[list[list[int]]]:
-    """Base64 of int32 → one [layers][top-k] table per token but the last (which was never an input)."""
+    """Decode base64 of int32 into one [layers][top-k] table per token but the last (which was never an input)."""
     flat = array("i", base64.b64decode(encoded))
     layers, top_k = args.num_layers, args.moe_router_topk
     if len(flat) != rows * layers * top_k:

@@ -1,4 +1,4 @@
-"""When a run saves beside its interval of rollouts, and when it stops since its time is nearly up.
+"""Decide when a run saves beside its interval of rollouts, and when it stops since its time is nearly up.
 
 The time by which a run must have ended is a line in its folder, `stop_by`: seconds of Unix time, 0 for the end of the
 step that runs. Whoever ends a job writes it there, on whatever node; the train loop reads it after each step.
@@ -29,7 +29,7 @@ class StoppedToResume(Exception):
 
 
 def raise_if_stopped(exit_code: int) -> None:
-    """Raise `StoppedToResume` where a process of the run has ended as one that does."""
+    """Raise `StoppedToResume` where a process of the run has ended with the exit code of one that stopped."""
     if exit_code == TRY_AGAIN:
         raise StoppedToResume
 
@@ -48,7 +48,8 @@ def withdraw_request(folder: Path) -> None:
 
 
 def stop_by(folder: Path) -> float | None:
-    """Seconds of Unix time; None where nobody has asked. One that is being written asks for the end of this step."""
+    """Return when the run must stop, in seconds of Unix time; None where nobody has asked. A request that is being
+    written asks for the end of this step."""
     try:
         text = (folder / STOP_BY).read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -67,7 +68,7 @@ class Due:
 
 
 class Saves:
-    """Decides after each step of one process.
+    """`Saves` decides after each step of one process what follows.
 
     It saves where the next step would end more than `every` seconds after the last checkpoint (0: never for that
     reason), or may not end before the run must stop. It stops where the next step will not. The next step is expected
@@ -76,7 +77,7 @@ class Saves:
     there is another, since the process's start is in it. A step that takes more than twice the expected time is not
     covered: what was done since the last checkpoint may then be lost.
 
-    clock: seconds of Unix time.
+    `clock` gives seconds of Unix time.
     """
 
     def __init__(self, folder: Path, every: float = 0.0, clock: Callable[[], float] = time.time) -> None:
@@ -86,7 +87,7 @@ class Saves:
         self._save = 0.0  # seconds that the longest save took
 
     def after_step(self) -> Due:
-        """The step that ran has ended just now."""
+        """Say what follows the step that has ended just now."""
         now = self._clock()
         self._steps.append(now - self._step)
         self._step = now
@@ -97,6 +98,6 @@ class Saves:
         return Due(save=stop or late or 2 * step > left, stop=stop)
 
     def on_saved(self) -> None:
-        """A checkpoint of that step has just become whole."""
+        """Note that a checkpoint of that step has just become whole."""
         self._saved = self._clock()
         self._save = max(self._save, self._saved - self._step)

@@ -1,4 +1,4 @@
-"""What a run's process says of itself while it runs, in `status.json` of the run's folder: its phase, and how it ended.
+"""Write and read what a run's process says of itself in `status.json` of the run's folder: its phase, and how it ended.
 
 A help for those who watch and no record: it is not flushed to the disk, and where it can't be written the run goes on.
 """
@@ -17,9 +17,10 @@ OFTEN = 1.0  # seconds between two changes of a phase's detail
 
 
 class Status(msgspec.Struct, frozen=True):
-    """`Status` is what the run's attempt of that number says. `since`: when the phase began, in seconds of Unix time.
+    """`Status` is what the run's attempt of that number says. `since` is when the phase began, in seconds of Unix time.
 
-    exit_code: of the attempt's process; None while it runs, and where it was killed. why: in words, where it failed.
+    `exit_code` is that of the attempt's process; None while it runs, and where it was killed. `why` says in words why
+    it failed.
     """
 
     attempt: int
@@ -42,18 +43,18 @@ class StatusFile:
         self._write(Status(self.attempt, name, since=self._since))
 
     def on_detail(self, detail: str) -> None:
-        """How far the phase is, in words; it is written once in `OFTEN` seconds."""
+        """Write how far the phase is, in words, at most once in `OFTEN` seconds."""
         if time.monotonic() - self._written >= OFTEN:
             self._write(Status(self.attempt, self._phase, detail, self._since))
 
     def on_end(self, exit_code: int, why: str = "") -> None:
-        """The phase that it ended in stays, also where another process has written it."""
+        """Write how the attempt ended. The phase that it ended in stays, also where another process has written it."""
         last = read_status(self.path.parent)
         phase = last.phase if last is not None and last.attempt == self.attempt else self._phase
         self._write(Status(self.attempt, phase, since=time.time(), exit_code=exit_code, why=why))
 
     def _write(self, status: Status) -> None:
-        """Whole or not at all in the eyes of a reader."""
+        """Write the status, whole or not at all in the eyes of a reader."""
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         with suppress(OSError):
             try:
@@ -65,7 +66,7 @@ class StatusFile:
 
 
 def read_status(folder: Path) -> Status | None:
-    """The newest; None where there is none that can be read."""
+    """Read the newest status; None where there is none that can be read."""
     try:
         return msgspec.json.decode((folder / STATUS).read_bytes(), type=Status)
     except (OSError, msgspec.DecodeError):

@@ -28,7 +28,7 @@ _LINE = re.compile(r"([A-Za-z])((?:[!-~]{5}){1,13})\n")
 
 
 def apply_patch(files: Files, patch: str) -> dict[str, bytes]:
-    """The files with the patch applied. Raises `PatchError`.
+    """Return the files with the patch applied. Raises `PatchError`.
 
     A file whose binary change is stated and not carried stays as it is (see `binary_paths`). Files have no modes here.
     """
@@ -42,7 +42,7 @@ def apply_patch(files: Files, patch: str) -> dict[str, bytes]:
 
 
 def require_no_file_in_file(paths: Iterable[str]) -> None:
-    """Raises `PatchError` where one of the paths would be a folder of another."""
+    """Raise `PatchError` where one of the paths would be a folder of another."""
     for path, following in pairwise(sorted(f"{path}/" for path in paths)):  # what is in a folder follows it
         if following.startswith(path):
             raise PatchError(f"{path[:-1]} would be both a file and a folder, of {following[:-1]}")
@@ -105,7 +105,7 @@ def _leaves(change: Change) -> bool:
 
 
 def _text(change: Change, content: bytes) -> bytes:
-    """The content with the hunks applied."""
+    """Return the content with the hunks applied."""
     pieces: list[bytes] = []
     place = line = moved = 0  # bytes and lines of the content that are done; lines that it has grown by
     for number, hunk in enumerate(change.hunks):
@@ -133,7 +133,7 @@ def _joined(lines: list[str]) -> bytes:
 
 
 def _after_lines(content: bytes, place: int, lines: int) -> int:
-    """The place so many lines on; -1 where there are fewer, or it is behind the place."""
+    """Return the place so many lines after `place`; -1 where there are fewer, or the number is negative."""
     for _ in range(lines):
         if place == len(content):
             return -1
@@ -143,7 +143,8 @@ def _after_lines(content: bytes, place: int, lines: int) -> int:
 
 
 def _binary(change: Change, content: bytes) -> bytes:
-    """Upstream: git's apply.c (`apply_binary`) and patch-delta.c. Git wants the whole names of both contents."""
+    """Apply a binary change, for which git wants the whole names of both contents. Upstream: git's apply.c
+    (`apply_binary`) and patch-delta.c."""
     assert change.binary is not None
     before, _, after = change.index.partition(" ")[0].partition("..")
     if not {len(before), len(after)} <= _HASHES.keys():
@@ -163,14 +164,14 @@ def _binary(change: Change, content: bytes) -> bytes:
 
 
 def _object_name(path: str | None, content: bytes, digits: int) -> str:
-    """What git calls a content, with so many hexadecimal digits; zeros where there is no file."""
+    """Return git's name of a content, with so many hexadecimal digits; zeros where there is no file."""
     if path is None:
         return "0" * digits
     return hashlib.new(_HASHES[digits], b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
 
 
 def _unpacked(block: str) -> tuple[str, bytes]:
-    """What a block is, `literal` or `delta`, and its data. Raises `ValueError`, `zlib.error`."""
+    """Return a block's kind, `literal` or `delta`, and its data. Raises `ValueError`, `zlib.error`."""
     head, _, body = block.partition("\n")
     kind, size = head.split(" ")
     packed = []
@@ -188,12 +189,12 @@ def _unpacked(block: str) -> tuple[str, bytes]:
 
 
 def _length(letter: str) -> int:
-    """Bytes in a line of a binary patch: A to Z are 1 to 26, a to z are 27 to 52."""
+    """Return how many bytes a line of a binary patch has: A to Z are 1 to 26, a to z are 27 to 52."""
     return ord(letter) - 64 if letter <= "Z" else ord(letter) - 70
 
 
 def _from_delta(before: bytes, delta: bytes) -> bytes:
-    """Git's delta: the sizes before and after, then commands that copy a piece of `before` or insert what follows."""
+    """Apply a delta: the sizes before and after, then commands that copy a piece of `before` or insert what follows."""
     old_size, at = _size(delta, 0)
     new_size, at = _size(delta, at)
     if old_size != len(before) or new_size > _MAX_GROWTH:
@@ -223,7 +224,7 @@ def _from_delta(before: bytes, delta: bytes) -> bytes:
 
 
 def _size(delta: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the lowest first, and where it ends."""
+    """Read a number of seven bits a byte, the lowest first; return it and where it ends."""
     number = shift = 0
     while True:
         byte = delta[at]
@@ -258,7 +259,7 @@ class _Work:
 
 
 def make_patch(before: Files, after: Files) -> str:
-    """The patch from `before` to `after`; empty where they are equal.
+    """Return the patch from `before` to `after`; empty where they are equal.
 
     A file that is not UTF-8 text, before or after, is only named, by git's line `Binary files … differ`.
     """
@@ -266,7 +267,7 @@ def make_patch(before: Files, after: Files) -> str:
 
 
 def bounded_patch(before: Files, after: Files) -> str:
-    """The same, but `OVERSIZED` in place of a patch of more than `MAX_PATCH_BYTES`."""
+    """Make a patch as `make_patch` does; return `OVERSIZED` in place of one of more than `MAX_PATCH_BYTES`."""
     pieces: list[str] = []
     size = 0
     for piece in _file_patches(before, after):
@@ -296,7 +297,7 @@ def _change(path: str, before: bytes | None, after: bytes | None, work: _Work) -
 
 
 def _diff_text(content: bytes) -> str | None:
-    """None where the content is not text."""
+    """Decode the content as UTF-8; None where it is not text."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
@@ -320,7 +321,7 @@ def _hunks(old: list[str], new: list[str], work: _Work) -> Iterator[Hunk]:
 
 
 def _groups(edits: Sequence[Edit]) -> list[list[Edit]]:
-    """Edits whose context meets stand in one hunk."""
+    """Group the edits whose context meets: they stand in one hunk."""
     groups: list[list[Edit]] = []
     for edit in edits:
         if groups and edit[0] - groups[-1][-1][1] <= 2 * _CONTEXT:
@@ -331,7 +332,7 @@ def _groups(edits: Sequence[Edit]) -> list[list[Edit]]:
 
 
 def _edits(old: list[str], new: list[str], work: _Work) -> list[Edit]:
-    """What lies between the lines that both have in common."""
+    """Return the edits, which lie between the lines that both sides have in common."""
     edits, old_at, new_at = [], 0, 0
     for old_next, new_next in [*sorted(_common(old, new, work)), (len(old), len(new))]:
         if old_next > old_at or new_next > new_at:
@@ -341,7 +342,7 @@ def _edits(old: list[str], new: list[str], work: _Work) -> list[Edit]:
 
 
 def _common(old: list[str], new: list[str], work: _Work) -> Iterator[Pair]:
-    """Pairs of equal lines (index in old, index in new), of which each follows the one before on both sides."""
+    """Yield pairs of equal lines (index in old, index in new); sorted, each follows the one before on both sides."""
     parts = [(0, len(old), 0, len(new))]
     while parts:
         a, a_end, b, b_end = parts.pop()
@@ -363,7 +364,7 @@ def _common(old: list[str], new: list[str], work: _Work) -> Iterator[Pair]:
 
 
 def _anchors(old: list[str], new: list[str]) -> list[Pair]:
-    """Of the lines that occur once on both sides, the longest run that is in the same order."""
+    """Return the longest sequence of lines that occur once on each side and are in the same order on both."""
     old_counts, new_counts = Counter(old), Counter(new)
     places = {line: number for number, line in enumerate(new) if new_counts[line] == 1}
     pairs = [(x, places[line]) for x, line in enumerate(old) if old_counts[line] == 1 and line in places]
@@ -371,7 +372,7 @@ def _anchors(old: list[str], new: list[str]) -> list[Pair]:
 
 
 def _longest_rising(pairs: Sequence[Pair]) -> list[Pair]:
-    """The longest subsequence whose second numbers rise, by patience sorting."""
+    """Return the longest subsequence whose second numbers rise, by patience sorting."""
     tops: list[int] = []  # of each pile, the second number on top
     piles: list[int] = []  # of each pile, the pair on top
     before: list[int] = []  # of each pair, the one on top of the pile to the left
@@ -388,7 +389,7 @@ def _longest_rising(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _shortest_edit(old: list[str], new: list[str], work: _Work) -> list[Pair]:
-    """The pairs that the fewest edits leave; none where they are too many, or no work is left.
+    """Return the pairs that the fewest edits leave; none where they are too many, or no work is left.
 
     Myers, "An O(ND) difference algorithm and its variations" (1986): on each diagonal k = x - y, how far d edits reach.
     """

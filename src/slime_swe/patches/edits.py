@@ -29,7 +29,7 @@ class Replace:
 
 @dataclass(frozen=True)
 class Move:
-    """new_path: where the file goes; None where it is deleted."""
+    """A file that goes to `new_path`, or is deleted where that is None."""
 
     path: str
     new_path: str | None
@@ -40,7 +40,7 @@ Finder = Callable[[bytes, bytes], tuple[int, bool]]
 
 
 def apply_edits(files: Files, edits: Sequence[Edit]) -> dict[str, bytes]:
-    """The files with the edits applied, one after the other. Raises `PatchError` for the first that does not fit.
+    """Apply the edits to the files, one after the other. Raises `PatchError` for the first that does not fit.
 
     A search is whole lines that the file has once. Lines that it has nowhere are looked for without their last newline,
     as a part of a line too, and with the file's own `\\r\\n`; they must be there once as well.
@@ -58,7 +58,7 @@ def apply_edits(files: Files, edits: Sequence[Edit]) -> dict[str, bytes]:
 
 
 def edits_of(files: Files, patch: str) -> list[Edit]:
-    """What a patch does to these files, as edits: each search has as much context as makes it occur once.
+    """Write what a patch does to these files as edits: each search has as much context as makes it occur once.
 
     Raises `PatchError` where the patch does not fit, or does what no edit says: a change of bytes that are no text, or
     of a mode alone.
@@ -73,7 +73,7 @@ def edits_of(files: Files, patch: str) -> list[Edit]:
 
 
 def placed_edits(patch: str) -> list[Edit]:
-    """The hunks of a patch by their text alone, whatever its line numbers say. Raises `PatchError`."""
+    """Return the hunks of a patch as edits, by their text alone, whatever its line numbers say. Raises `PatchError`."""
     edits: list[Edit] = []
     for change in read_patch(patch):
         _require_text(change)
@@ -84,7 +84,7 @@ def placed_edits(patch: str) -> list[Edit]:
 
 
 def paths_of_edits(edits: Sequence[Edit]) -> list[str]:
-    """Every file that they name, sorted."""
+    """Return every file that the edits name, sorted."""
     named = {path for edit in edits for path in (edit.path, getattr(edit, "new_path", None)) if path is not None}
     return sorted(named)
 
@@ -111,7 +111,7 @@ def _replaced(content: bytes | None, edit: Replace) -> bytes:
 
 
 def _place(path: str, content: bytes, search: bytes, replace: bytes) -> tuple[int, bytes, bytes]:
-    """Where the text stands, with the text and its replacement as they are written in this file."""
+    """Find where the text stands; return that, the text and its replacement as they are written in this file."""
     for find, old, new in _readings(content, search, replace):
         start, more = find(content, old)
         if more:
@@ -133,7 +133,7 @@ def _readings(content: bytes, search: bytes, replace: bytes) -> Iterator[tuple[F
 
 
 def _find_lines(content: bytes, lines: bytes) -> tuple[int, bool]:
-    """Where these whole lines begin, -1 where they are not; and whether there is a further place."""
+    """Return where these whole lines begin, -1 where they are not; and whether there is a further place."""
     if not lines.endswith(b"\n"):
         start = len(content) - len(lines)
         return (start if content.endswith(lines) and content[start - 1 : start] in (b"", b"\n") else -1), False
@@ -166,7 +166,7 @@ def _edits_of_change(before: Mapping[str, bytes], after: Mapping[str, bytes], ch
 
 
 def _unique(path: str, lines: list[str], hunk: Hunk) -> Replace:
-    """The hunk as an edit of these lines, which it changes. Context is added on both sides, twice as much each time."""
+    """Return the hunk as an edit, and apply it to `lines`. Context is added on both sides, twice as much each time."""
     start = hunk.new_start - bool(hunk.new)
     end = start + len(hunk.old)
     content, more = _bytes("".join(lines)), 0
@@ -182,7 +182,7 @@ def _unique(path: str, lines: list[str], hunk: Hunk) -> Replace:
 
 
 def _headings(change: Change) -> Iterator[Edit]:
-    """What becomes of the file as a whole."""
+    """Yield the edit that deletes or moves the file, or makes an empty one, where the change does that."""
     if change.old_path is not None and change.new_path is None:
         yield Move(change.old_path, None)
     elif change.moved and change.old_path is not None and not change.copied:
@@ -239,14 +239,14 @@ _MAX_FAULTS = 20
 
 @dataclass(frozen=True)
 class Answer:
-    """What a reply says. faults: blocks that are malformed, each with its line; at most twenty."""
+    """The edits of a reply. `faults` are its malformed blocks, each with its line; at most twenty."""
 
     edits: tuple[Edit, ...] = ()
     faults: tuple[str, ...] = ()
 
 
 def read_blocks(text: str) -> Answer:
-    """Every block and move of a reply. Never raises: what is malformed is a fault."""
+    """Read every block and move of a reply. Never raises: what is malformed is a fault."""
     try:
         return _Reader(as_text(text)).answer()
     except PatchError as error:
@@ -254,7 +254,7 @@ def read_blocks(text: str) -> Answer:
 
 
 def write_blocks(edits: Iterable[Edit]) -> str:
-    """`read_blocks` of it gives the same edits. Raises `PatchError` for text that ends in a line as `NO_NEWLINE`."""
+    """Write what `read_blocks` reads as these edits. Raises `PatchError` for text ending in the line `NO_NEWLINE`."""
     return "\n".join(map(_written, edits))
 
 
@@ -275,7 +275,7 @@ def _section(text: str) -> str:
 
 
 def _named(path: str) -> str:
-    """In quotes where it could be read otherwise."""
+    """Put the path in quotes where it could be read otherwise."""
     quoted = quote(path)
     plain = path == path.strip(_DECORATION) and not re.search(r"\s", path) and path != _NOTHING
     return quoted if quoted != path or (plain and not path.startswith("#")) else f'"{path}"'
@@ -319,7 +319,7 @@ class _Reader:
             self._fault(str(error))
 
     def _block(self, length: int) -> None:
-        """From its first marker to its last. A new first marker, or the end, before that is a fault."""
+        """Read a block from its first marker to its last. A new first marker, or the end, before that is a fault."""
         start = self._at
         path = self._name_above() or self._path
         self._at += 1
@@ -348,7 +348,7 @@ class _Reader:
             self._edits.append(edit)
 
     def _until(self, marker: str) -> str | None:
-        """The lines up to a marker, which is passed; None where there is none in the block."""
+        """Return the lines up to a marker, which is passed; None where there is none in the block."""
         lines: list[str] = []
         length = len(marker.split(" ")[0])
         while self._at < len(self._lines):
@@ -364,7 +364,7 @@ class _Reader:
         return None
 
     def _name_above(self) -> str | None:
-        """The file that the line above the block names, which a fence may stand between."""
+        """Return the file that the line above the block names; a fence may stand between. None where it names none."""
         at = self._at - 1
         while at >= 0 and (_FENCE.match(self._lines[at]) or not self._lines[at].strip()):
             at -= 1
@@ -381,7 +381,7 @@ class _Reader:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """One name, or two with an arrow between; none where it reads as prose."""
+    """Return one name, or two with an arrow between; none where the text reads as prose."""
     match = re.fullmatch(rf"({QUOTED}|\S+)(?:{_ARROW}({QUOTED}|\S+))?", text.strip(_DECORATION))
     if match is None:
         return ()
@@ -397,7 +397,7 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _ends_early(line: str, length: int) -> bool:
-    """Whether a line of a block shows that the block was not ended: another block's marker of the same length."""
+    """Say whether a line shows that its block was not ended: it is another block's marker of the same length."""
     return line in (f"{'<' * length} SEARCH", f"{'>' * length} REPLACE", "=" * length)
 
 
@@ -412,13 +412,13 @@ _DIFF = re.compile(r"^(diff --git |--- .*\n\+\+\+ )", re.MULTILINE)
 
 
 def paths_in_reply(reply: str) -> list[str]:
-    """The files that a reply's edits name, sorted. Raises `PatchError` where it holds none, or a malformed one."""
+    """List the files that a reply's edits name, sorted. Raises `PatchError` where it holds none, or a malformed one."""
     answer = _blocks(reply)
     return paths_of_edits(answer.edits) if answer.edits else list(paths_of(reply))
 
 
 def apply_reply(files: Files, reply: str) -> dict[str, bytes]:
-    """The files as a reply changes them. Raises `PatchError` where any part of it is malformed or does not fit.
+    """Change the files as a reply says. Raises `PatchError` where any part of it is malformed or does not fit.
 
     A unified diff whose line numbers are wrong is placed by its text, which must then occur once.
     """
@@ -432,7 +432,7 @@ def apply_reply(files: Files, reply: str) -> dict[str, bytes]:
 
 
 def _blocks(reply: str) -> Answer:
-    """Without edits where the reply holds a unified diff in their place."""
+    """Read a reply's blocks; the answer has no edits where a unified diff is in their place. Raises `PatchError`."""
     answer = read_blocks(reply)
     if answer.faults:
         raise PatchError("; ".join(answer.faults))

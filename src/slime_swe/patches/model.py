@@ -1,4 +1,4 @@
-"""What a patch says, file by file, and how it is written: `read_patch` of what `write_patch` writes is the same."""
+"""The parts of a patch, file by file, and how it is written: `read_patch` of what `write_patch` writes is the same."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Binary:
 
 @dataclass
 class Change:
-    """What a patch does to one file. old_path is None where the file is new, new_path where it is deleted.
+    """The change that a patch makes to one file. old_path is None where the file is new, new_path where it is deleted.
 
     Modes are octal text, empty where the patch does not state them. index: what follows `index `.
     """
@@ -83,12 +83,12 @@ class Change:
 
     @property
     def moved(self) -> bool:
-        """Renamed or copied."""
+        """The file is renamed or copied."""
         return None not in (self.old_path, self.new_path) and self.old_path != self.new_path
 
     @property
     def only_stated(self) -> bool:
-        """It says that the file changes, but not how."""
+        """The patch says that the file changes, but not how."""
         return self.binary is not None and not self.binary.forward
 
 
@@ -141,12 +141,12 @@ def _range(start: int, count: int) -> str:
 
 
 def _ended(name: str) -> str:
-    """As git does, a tab after a name with spaces, so that a reader knows where it ends and a date begins."""
+    """Put a tab after a name with spaces, as git does, so that a reader knows where it ends and a date begins."""
     return f"{name}\t" if " " in name else name
 
 
 def reversed_change(change: Change) -> Change:
-    """What undoes it. Raises `PatchError` for a copy, and for a binary change without the way back."""
+    """Return what undoes `change`. Raises `PatchError` for a copy, and for a binary change without the way back."""
     if change.copied or (change.binary is not None and not change.binary.backward):
         what = "copied" if change.copied else "a binary change"
         raise PatchError(f"{change.path} is {what}: the patch does not hold what it was before")
@@ -170,7 +170,7 @@ def _reversed_hunk(hunk: Hunk) -> Hunk:
 
 
 def quote(name: str) -> str:
-    """A path as git writes it: in quotes, C-style, where it holds a control character, a quote, a backslash or a byte
+    """Write a path as git does: in quotes, C-style, where it holds a control character, a quote, a backslash or a byte
     that is no UTF-8 (in a Python string a lone surrogate, as `os.fsdecode` has it)."""
     return f'"{_ODD.sub(_escape, name)}"' if _ODD.search(name) else name
 
@@ -183,8 +183,8 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def unquote(name: str) -> str:
-    """What git writes in quotes (`QUOTED`). Octal escapes are bytes: `é` is `\\303\\251`. What is no UTF-8 is read as
-    `os.fsdecode` reads it."""
+    """Read a name that git writes in quotes (`QUOTED`). Octal escapes are bytes: `é` is `\\303\\251`. What is no UTF-8
+    is read as `os.fsdecode` reads it."""
     parts = re.findall(r"\\([0-3][0-7]{2})|\\(.)|([^\\]+)", name[1:-1], re.DOTALL)
     raw = b"".join(
         bytes([int(octal, 8)]) if octal else (_UNESCAPES.get(escape, "") + text).encode("utf-8", "surrogateescape")
@@ -194,7 +194,7 @@ def unquote(name: str) -> str:
 
 
 def as_text(patch: str) -> str:
-    """With each byte that is no UTF-8 as one lone surrogate. Raises `PatchError` for any other surrogate."""
+    """Make each byte that is no UTF-8 one lone surrogate. Raises `PatchError` for any other surrogate."""
     try:
         return patch.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
@@ -202,7 +202,7 @@ def as_text(patch: str) -> str:
 
 
 def split_lines(text: str) -> list[str]:
-    """Lines with their newline. Only "\\n" ends a line: `str.splitlines` knows nine more, and git none of them."""
+    """Split at "\\n" alone, and keep it: `str.splitlines` knows nine more ends of a line, and git none of them."""
     lines = text.split("\n")
     last = lines.pop()
     return [line + "\n" for line in lines] + ([last] if last else [])

@@ -40,22 +40,22 @@ _MARK_LENGTH = 11  # at least, of a line such as "\\ No newline at end of file"
 
 
 def read_patch(patch: str) -> list[Change]:
-    """The changes in order. Text before and between them is skipped, as git does. Raises `PatchError`."""
+    """Read the changes in order. Text before and between them is skipped, as git does. Raises `PatchError`."""
     return list(changes_of(patch))
 
 
 def changes_of(patch: str) -> Iterator[Change]:
-    """The same, one at a time, so that those before a malformed one can be had."""
+    """Yield the changes one at a time, so that those before a malformed one can be had. Raises `PatchError`."""
     return _Reader(patch).changes()
 
 
 def reverse_patch(patch: str) -> str:
-    """The patch that undoes this one. Raises `PatchError` where it does not hold what was there before."""
+    """Return the patch that undoes this one. Raises `PatchError` where it does not hold what was there before."""
     return write_patch(map(reversed_change, reversed(read_patch(patch))))
 
 
 def checked_path(path: str) -> str:
-    """The path, each slash once. Raises `PatchError` where it is none of a file inside a repository."""
+    """Return the path, each slash once. Raises `PatchError` where it is none of a file inside a repository."""
     path = re.sub("/+", "/", path)
     parts = path.split("/")
     size = len(path.encode("utf-8", "surrogateescape"))
@@ -139,7 +139,7 @@ class _Reader:
     def _paths(
         self, names: str, head: dict[str, str], sides: tuple[str | None, str | None] | None
     ) -> tuple[str | None, str | None]:
-        """The paths before and after: by `rename` or `copy`, else by `---` and `+++`, else by the first line."""
+        """Return the paths before and after: by `rename` or `copy`, else by `---` and `+++`, else by the first line."""
         created, deleted = "new file mode" in head, "deleted file mode" in head
         named = self._without_prefix(*sides) if sides else None
         for verb in _VERBS:
@@ -171,7 +171,7 @@ class _Reader:
         return Binary(forward, self._block())
 
     def _block(self) -> str:
-        """A `literal` or `delta` block and the empty line behind it, which is left out; empty where there is none."""
+        """Read a `literal` or `delta` block without the empty line behind it; empty where there is none."""
         if not self._peek().startswith(("literal ", "delta ")):
             return ""
         if not _BLOCK.fullmatch(self._peek()):
@@ -185,7 +185,7 @@ class _Reader:
         return self._name("--- ", dated), self._name("+++ ", dated)
 
     def _name(self, mark: str, dated: bool) -> str | None:
-        """None for `/dev/null`, and where a date says that there is no file."""
+        """Read the name after `mark`; None for `/dev/null`, and where a date says that there is no file."""
         line = self._next().removesuffix("\n")
         if not line.startswith(mark):
             raise self._error(f"{mark.strip()!r} expected")
@@ -198,7 +198,7 @@ class _Reader:
         return None if name == _NOTHING else name
 
     def _plain(self, name: str) -> str:
-        """A name that ends with its line."""
+        """Read a name that ends with its line."""
         if re.fullmatch(QUOTED, name):
             return unquote(name)
         if name.startswith('"') or _CONTROL.search(name):
@@ -206,7 +206,7 @@ class _Reader:
         return name
 
     def _without_prefix(self, old: str | None, new: str | None) -> tuple[str | None, str | None]:
-        """The paths of names such as `a/PATH` and `b/PATH`; of names without such prefixes, themselves."""
+        """Return the paths of names such as `a/PATH` and `b/PATH`; names without such prefixes are paths themselves."""
         prefixed = all(name is None or _PREFIX.match(name) for name in (old, new))
         if self._prefixed not in (None, prefixed):
             raise self._error("some of its names have prefixes such as a/ and b/, and others have none")
@@ -214,7 +214,7 @@ class _Reader:
         return ((old and old[2:]), (new and new[2:])) if prefixed else (old, new)
 
     def _same_path(self, names: str) -> str | None:
-        """The path of `a/PATH b/PATH`, both the same; None where they are not, or it is not clear where they end."""
+        """Return the path of `a/PATH b/PATH`, both the same; None where they are not, or have no clear end."""
         quoted = re.fullmatch(rf"({QUOTED}|\S+) ({QUOTED}|\S+)", names)
         middle = len(names) // 2
         old, new = (quoted[1], quoted[2]) if quoted else (names[:middle], names[middle + 1 :])
@@ -271,7 +271,7 @@ class _Reader:
             raise self._error(str(error)) from error
 
     def _peek(self, ahead: int = 0) -> str:
-        """Empty at the end."""
+        """Return the line `ahead` of this one; empty at the end."""
         return self._lines[self._at + ahead] if self._at + ahead < len(self._lines) else ""
 
     def _next(self) -> str:
@@ -300,7 +300,7 @@ _DATE_WORDS = 3  # a date, a time and a zone
 
 
 def paths_of(patch: str) -> tuple[str, ...]:
-    """Every path that the patch changes, adds, removes, renames or copies, sorted. Raises `PatchError`."""
+    """Return every path that the patch changes, adds, removes, renames or copies, sorted. Raises `PatchError`."""
     changes = read_patch(patch)
     return tuple(
         sorted({path for change in changes for path in (change.old_path, change.new_path) if path is not None})
@@ -308,17 +308,17 @@ def paths_of(patch: str) -> tuple[str, ...]:
 
 
 def added_paths(patch: str) -> tuple[str, ...]:
-    """The paths that were not there before, sorted. Raises `PatchError`."""
+    """Return the paths that were not there before, sorted. Raises `PatchError`."""
     return tuple(sorted({change.path for change in read_patch(patch) if change.old_path is None or change.moved}))
 
 
 def binary_paths(patch: str) -> list[str]:
-    """The files whose change the patch states but does not carry. Raises `PatchError`."""
+    """Return the files whose change the patch states but does not carry. Raises `PatchError`."""
     return [change.path for change in read_patch(patch) if change.only_stated]
 
 
 def changed_lines(patch: str) -> Iterator[tuple[str, str]]:
-    """(path, `+line` or `-line`) for every line that the patch adds or removes. Raises `PatchError` where it is
+    """Yield (path, `+line` or `-line`) for every line that the patch adds or removes. Raises `PatchError` where it is
     malformed, after the lines before that."""
     for change in changes_of(patch):
         for hunk in change.hunks:
@@ -326,7 +326,7 @@ def changed_lines(patch: str) -> Iterator[tuple[str, str]]:
 
 
 def header_paths(patch: str) -> set[str]:
-    """Every path that a line could name as a file's, to whichever program reads the patch: more than it changes.
+    """Return every path that a line could name as a file's, to whichever program reads the patch: more than it changes.
 
     Names are taken with and without their first folder and what may be a date after them, from indented lines, and from
     hunks too (where `--- x` may be a removed `-- x`). Raises `PatchError` for what is no text.
@@ -338,7 +338,7 @@ def header_paths(patch: str) -> set[str]:
 
 
 def require_few_folders(paths: Iterable[str]) -> None:
-    """Raises `PatchError` where the paths are in more than `MAX_FOLDERS`. Looks at no more than that."""
+    """Raise `PatchError` where the paths are in more than `MAX_FOLDERS`. Looks at no more than that."""
     folders: set[str] = set()
     for path in paths:
         folder = path.rpartition("/")[0]
@@ -350,8 +350,8 @@ def require_few_folders(paths: Iterable[str]) -> None:
 
 
 def _names(mark: str, line: str) -> Iterator[str]:
-    """What may be a name: what is quoted, all up to a tab, the first word, all but the words of a date; of git's first
-    line, which has two names, each half and each word."""
+    """Yield what may be a name: what is quoted, all up to a tab, the first word, all but the words of a date; of git's
+    first line, which has two names, each half and each word."""
     yield from map(unquote, _quoted(line))
     for text in {line, line.partition("\t")[0].rstrip()}:
         yield text
@@ -364,8 +364,8 @@ def _names(mark: str, line: str) -> Iterator[str]:
 
 
 def _quoted(line: str) -> Iterator[str]:
-    """What stands in quotes from the start, after a blank, or from the first quote. None of those after blanks goes on
-    beyond the next of them, so that this is done once over the line."""
+    """Yield what stands in quotes after a blank, or from the first quote. None of those after blanks goes on beyond the
+    next of them, so that this is done once over the line."""
     first = line.find('"')
     if first >= 0 and (match := _QUOTED.match(line, first)):
         yield match[0]
@@ -373,11 +373,11 @@ def _quoted(line: str) -> Iterator[str]:
 
 
 def _is_pair(line: str) -> bool:
-    """Whether it is `a/PATH b/PATH`, both the same."""
+    """Say whether the line is `a/PATH b/PATH`, both the same."""
     middle = len(line) // 2
     return line[middle : middle + 1] == " " and line[:middle].partition("/")[2] == line[middle + 1 :].partition("/")[2]
 
 
 def _normal(path: str) -> str:
-    """Without `.` and empty parts, of which most paths have none."""
+    """Return the path without `.` and empty parts, of which most paths have none."""
     return str(PurePosixPath(path)) if "." in path[:1] or "/." in path or path.endswith("/") else path

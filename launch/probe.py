@@ -128,7 +128,7 @@ def _require_probed(recipe: Recipe) -> None:
 
 
 def _server_of(recipe: Recipe) -> str:
-    """Return the URL of the server that the recipe names, or "" where the embedded one is to start. Raises `UserError`
+    """Return the URL of the server that the recipe names; empty where the embedded one is to start. Raises `UserError`
     where the policy needs SGLang and the recipe names none."""
     if named := [*servers_of(recipe).values()]:
         return named[0]
@@ -148,7 +148,7 @@ def _asked(url: str) -> str:
     return f"{url}, which has {has}" if has else url
 
 
-# What the episodes show of the policy, read from their records.
+# The policy's behaviour, read from the episodes' records.
 ENOUGH = 0.5  # share of the turns with a call from which on a policy can act
 LINES, LENGTH = 3, 100  # first lines that are shown, and characters of one
 
@@ -158,7 +158,8 @@ class PolicyTurn:
     """One turn of the policy.
 
     tokens: how many it sampled. cut: whether its limit ended it. content: its text without the reasoning. tools: those
-    that it was offered."""
+    that it was offered.
+    """
 
     tokens: int
     cut: bool
@@ -176,7 +177,8 @@ class PolicyTurn:
     def forms(self, tool_format: str) -> list[str]:
         """Return the form of each well-formed call of an offered tool in this format.
 
-        It is the format's own name where the format has one form."""
+        It is the format's own name where the format has one form.
+        """
         names = {tool["function"]["name"] for tool in self.tools}
         written = self.read_as(tool_format).written
         return [call.form or tool_format for call in written if isinstance(call, ToolCall) and call.name in names]
@@ -265,9 +267,10 @@ def look(folder: Path, recipe: Recipe) -> Look:
 
 
 def look_at(folder: Path, template: ChatTemplate, tool_format: str, tools: Tools = ()) -> Look:
-    """Read what the episodes in the folder's journal show, their turns read by `template`.
+    """Read what the episodes in the folder's journal show. template: reads their turns.
 
-    tools: those offered where the records name none, as when a system prompt states them."""
+    tools: those offered where the records name none, as when a system prompt states them.
+    """
     episodes = trajectories([*read_records(folder / EVALUATIONS)])
     sound = [segments for segments in episodes if not is_broken(segments)]
     reports = [segments[0].episode for segments in sound if segments[0].episode is not None]
@@ -328,7 +331,7 @@ def _most_common(texts: Sequence[str]) -> dict[str, int]:
     return dict(Counter(texts).most_common(LINES))
 
 
-# What to change in a recipe after a first look at its policy: sentences, each with a field and its value.
+# Advice after a first look: sentences on what to change in the recipe, each with a field and its value.
 OFTEN = 0.25  # share of the episodes that a limit ends, from which on it is worth more
 CUT = 0.1  # the same of turns
 

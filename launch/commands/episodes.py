@@ -93,7 +93,7 @@ def readable(record: Record, tokenizer_file: Path, trained: TrainedSample | None
     return visible("\n".join(parts))
 
 
-# Why an episode ended as it did, in one sentence: what failed, the first failing test, the stop reason.
+# One sentence explains an episode's end: what failed, the first failing test, the stop reason.
 STOPS = {
     StopReason.SUBMITTED: "the agent submitted",
     StopReason.MAX_TURNS: "its turns ran out (rollout.max_turns)",

@@ -112,7 +112,8 @@ def run(options: argparse.Namespace) -> int:
 def _recipe(options: argparse.Namespace, endpoint: Endpoint | None) -> Recipe:
     """Return the checked recipe to play; its model is the endpoint's name for it, or else the model's folder.
 
-    Raises `UserError` for options or a recipe that can't be played."""
+    Raises `UserError` for options or a recipe that can't be played.
+    """
     if endpoint is not None:
         recipe = _with_options(recipe_at(endpoint, options.overrides, options.concurrency), options)
     else:

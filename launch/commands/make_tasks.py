@@ -150,7 +150,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     yield from (visible(f"  {one['task']}: {one['detail']}") for one in document["unsound"])
 
 
-# What a run or an evaluation has played: the patches that agents wrote, and how often each task was solved.
+# A run or an evaluation gives the patches that agents wrote, and how often each task was solved.
 _EVERY = argparse.Namespace(
     rollout=None, task=None, evaluation=None, solved=None, broken=False, min_reward=None, max_reward=None
 )

@@ -134,7 +134,8 @@ class _Source:
     def contaminated(self, against: list[str] | None) -> set[str]:
         """Return the ids of its tasks that an evaluation shows.
 
-        A task that no set of its recipe has is compared by id alone."""
+        A task that no set of its recipe has is compared by id alone.
+        """
         data = self.recipe.data
         evaluation = [task for spec in against or data.evaluation_sets.values() for task in load_tasks(spec)]
         played = {summary.task for _, summary in self.selected}

@@ -32,7 +32,8 @@ from slime_swe.rollout.metrics import sign_test, wilson_interval
 def compare(name: str, a: Repeated, b: Repeated) -> dict[str, Any]:
     """Compare two sides on a set's common tasks. Raises `UserError` without one.
 
-    Differences, rates and limits are shares from -1 to 1, not points."""
+    Differences, rates and limits are shares from -1 to 1, not points.
+    """
     left, right = a.outcomes, b.outcomes
     common = [task for task in left if task in right]
     if not common:
@@ -56,14 +57,15 @@ def compare(name: str, a: Repeated, b: Repeated) -> dict[str, Any]:
     }
 
 
-# The repository that a task is of: by its id where that says so, else by its record.
+# A task's repository is found by the task's id where that names it, else by its record.
 _SWEBENCH_ID = re.compile(r"([\w.-]+?)__([\w.-]+)-\d+")  # django__django-11099
 
 
 def repositories_of(tasks: Iterable[str], places: Iterable[tuple[Path, str]]) -> tuple[dict[str, str] | None, str]:
     """Map each task to its repository, `owner/name`; where some are unknown, return None and the reason.
 
-    places: folders of runs, and the name that the tasks' set has there."""
+    places: folders of runs, and the name that the tasks' set has there.
+    """
     wanted = list(tasks)
     known = {task: f"{match[1]}/{match[2]}" for task in wanted if (match := _SWEBENCH_ID.fullmatch(task))}
     why = "the ids do not name them"
@@ -119,7 +121,7 @@ def _interval(found: Interval | Refused) -> dict[str, Any]:
     }
 
 
-# Is a paired difference real: its p value, and how small a difference such an evaluation can show.
+# A paired difference has a p value, and an evaluation a smallest difference that it can show.
 ALPHA, POWER = 0.05, 0.8  # two-sided size of the tests, and the power that is asked for
 DIFFERENCES = (0.01, 0.02, 0.03, 0.05, 0.1)  # of the table of runs
 

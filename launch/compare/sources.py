@@ -130,7 +130,8 @@ def read_source(source: str, directory: str) -> dict[str, Evaluation]:
 def read_run(source: str, folder: Path, rollout: int | None) -> dict[str, Evaluation]:
     """Read a folder's evaluations by set: those of a rollout, or for None the newest.
 
-    Raises `UserError` where the folder has no evaluation, none of this rollout, or one that was cut short."""
+    Raises `UserError` where the folder has no evaluation, none of this rollout, or one that was cut short.
+    """
     require_complete(folder)
     path = folder / EVALUATIONS
     by_set: dict[str, dict[int, list[Record]]] = {}

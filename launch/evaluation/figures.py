@@ -25,7 +25,7 @@ def figures_of(folder: Path, names: Sequence[str], spending: Spending | None) ->
     return {name: {**evaluation_metrics(found), **costs(found, prices)} for name, found in records.items()}
 
 
-# What the episodes of a set used, and what that cost.
+# The tokens that the episodes of a set used, and their cost.
 def costs(records: Sequence[Record], prices: Prices | None) -> dict[str, Any]:
     """Count tokens and, by the prices, dollars: for the set, an episode, and a task that an episode has solved. The
     result is empty where no episode says what it used.
@@ -63,7 +63,7 @@ def _used(record: Record) -> Usage:
     return Usage(counters.prompt_tokens, counters.completion_tokens, counters.cached_tokens)
 
 
-# The same as tables.
+# The figures as tables.
 Results = Mapping[str, Mapping[str, Any]]
 
 

@@ -58,7 +58,8 @@ async def embedded_server(args: Namespace, folder: Path) -> AsyncIterator[None]:
 async def evaluate_endpoint(recipe: Recipe, folder: Path, sets: Sets, endpoint: Endpoint, spending: Spending) -> None:
     """Play the episodes that the folder's journal has not at an endpoint, until its budget is spent.
 
-    Raises `UserError` for what the endpoint refuses."""
+    Raises `UserError` for what the endpoint refuses.
+    """
     args = endpoint_args(recipe, folder, endpoint)
     spending = await spending_of(spending)
     await play_sets(args, folder, sets, spending)

@@ -23,7 +23,7 @@ from slime_swe.rollout.endpoint.client import key_of, require_endpoint
 from slime_swe.rollout.engine import UNANSWERED, workers_at
 from slime_swe.rollout.retention import METADATA, TRACKER, saved
 
-# Whose limits an endpoint's model has where no recipe is named: those of a model of full size.
+# An endpoint's model has this recipe's limits where none is named: those of a model of full size.
 ENDPOINT_RECIPE = "qwen3_coder_30b_a3b"
 ENDPOINT_CONCURRENCY = 16  # episodes at once: hosted APIs have limits of their own
 EMBEDDED_CONCURRENCY = 64  # of the embedded server, where the recipe leaves it to the caches of GPUs
@@ -33,7 +33,8 @@ EMBEDDED_CONCURRENCY = 64  # of the embedded server, where the recipe leaves it 
 class Endpoint:
     """A model at an OpenAI-compatible endpoint.
 
-    url: the base of its API. model: its name there. key_variable: the environment variable with the key, or empty."""
+    url: the base of its API. model: its name there. key_variable: the environment variable with the key, or empty.
+    """
 
     url: str
     model: str
@@ -104,7 +105,8 @@ def model_folder(target: Path) -> Path | None:
 def newest_weights(folder: Path) -> Path:
     """Find the newest weights in Hugging Face format: the embedded engine's checkpoint, or what SLiME has exported.
 
-    Raises `UserError` where there are none."""
+    Raises `UserError` where there are none.
+    """
     from slime_swe.embedded.checkpoint import latest
 
     found = latest(folder / "checkpoints")

@@ -75,7 +75,7 @@ def exporter_class(name: str) -> type[Exporter]:
     return found
 
 
-# What exporters are given.
+# Exporters are given a run and its episodes.
 @dataclass(frozen=True)
 class ExportedRun:
     """A run. name: its own. model: the checkpoint that it began with, or evaluates. agent: as the recipe names it."""
@@ -92,7 +92,7 @@ class ExportedRun:
 
 @dataclass(frozen=True)
 class ExportedEpisode:
-    """One episode. records: its samples, the first one given first. tools: the schemas that each of them offered.
+    """One episode. records: its samples, in the order of the journal. tools: the schemas that each of them offered.
     trained: what the step made of each, None where no step had it.
     """
 

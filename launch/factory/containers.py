@@ -104,7 +104,7 @@ def write_swebench(tasks: Sequence[Task], folder: Path) -> None:
 
 
 def record_of(task: Task) -> dict[str, Any]:
-    """Return a task in SWE-bench's fields. Its image keeps a copy of the tests out of the repository, to restore them."""
+    """Return a task in SWE-bench's fields. Its image has a copy of the tests outside the repository, to restore."""
     script = ["#!/bin/bash", "cd /testbed", "cp -R /opt/protected/. .", f"echo '{START}'", task.oracle.command]
     return {
         "instance_id": task.id,

@@ -239,7 +239,7 @@ class _Work:
                 self._single.append(verdict.candidate)
 
 
-# What was found of each candidate, a line each, so that an interrupted `make-tasks` goes on where it stopped.
+# The journal has a line for each candidate, so that an interrupted `make-tasks` goes on where it stopped.
 FORM = 1  # of the lines, and of how candidates are proven: a line of another does not count
 
 

@@ -147,7 +147,7 @@ class Batches:
 
 def _packed(package: str) -> bytes:
     """Pack a package's modules, those in C too: with its tracer in Python alone, coverage is many times slower. An
-    interpreter that the C modules are not built for uses that one."""
+    interpreter that the C modules are not built for uses the tracer in Python."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for path in sorted(located(package).iterdir()):
@@ -176,7 +176,7 @@ class _Trial:
 
 
 def _further(trial: _Trial, right_runs: int) -> list[Job]:
-    """Return the further runs: the broken state again, the right one, and once that with the failing tests mutated."""
+    """Make the further jobs: the broken state again, the right one, and once that with the failing tests mutated."""
     seconds = max(2.0, min(SECONDS, 5 * trial.first.seconds))
     package = trial.candidate.package
     failed = {name: name for name in trial.failed}

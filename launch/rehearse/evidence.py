@@ -97,7 +97,7 @@ class Evidence:
         return found
 
 
-# What Transformers makes of the same weights and tokens: a computation that shares no code with SGLang or Megatron.
+# Transformers computes the same weights and tokens, and shares no code with SGLang or Megatron.
 Weights = Mapping[str, Tensor]
 VISION = ".visual."
 PACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # tensor -> what is in it, by rows
@@ -173,7 +173,7 @@ def _one_by_one(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield f"{start}{packed}{expert}.{part}.weight", weight
 
 
-# What SLiME dumps for debugging: the samples of a rollout, and what a training step had of each.
+# SLiME dumps, for debugging, the samples of a rollout, and what a training step had of each.
 #
 # Sources: SLiME `observability/rollout_data_utils.py`, `observability/train_data_utils.py`.
 ROLLOUTS, STEPS = "dumps/rollout_{rollout_id}.pt", "dumps/step_{rollout_id}.pt"  # below a run's folder
@@ -305,7 +305,7 @@ def _shard(shard: Mapping[str, Any]) -> Shard:
     return Shard(list(shard["partition"]), [[int(place) for place in batch] for batch in shard["micro_batch_indices"]])
 
 
-# What a trainer's log says of it: Megatron's table of its arguments, and its count of each rank's parameters.
+# A trainer's log has Megatron's table of its arguments, and its count of each rank's parameters.
 _ARGUMENT = re.compile(r"^(?:\(.*?\)\s)?\s{2}(\w+) \.{2,} ?(.*)$")
 _COUNTED = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+), (\d+)\): (\d+)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")

@@ -77,7 +77,7 @@ def layers(model: Model) -> int:
 
 
 def _as_dense(config: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the experts from a family's toy whose recipe's model has none."""
+    """Remove the experts of a family's toy, for a recipe's model that has none."""
     inner, stated = text_config(config), text_config(theirs)
     for key in [key for key in inner if "expert" in key or key.startswith("moe_")]:
         assert key not in stated, key
@@ -312,7 +312,7 @@ def layout_of(recipe: Recipe, platform: Platform) -> Layout:
 
 
 def scaled(recipe: Recipe, platform: Platform, toy: Path, config: dict[str, Any], folder: Path) -> Recipe:
-    """Return the recipe that is rehearsed. toy: a model's folder. config: its `config.json`. folder: that of the runs."""
+    """Return the recipe that is rehearsed. toy: a model's folder. config: its `config.json`. folder: that of runs."""
     layout = layout_of(recipe, platform)
     small = replace(
         recipe,

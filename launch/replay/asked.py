@@ -69,7 +69,8 @@ class Asked:
 def asked(folder: Path, overrides: Sequence[str]) -> Asked:
     """Read a run's recipe and apply the overrides to it.
 
-    Raises `UserError` for a key that a record says nothing of, a value that is wrong, and one beyond this record."""
+    Raises `UserError` for a key that a record says nothing of, a value that is wrong, and one beyond this record.
+    """
     own = read_recipe(folder / RECIPE_FILE)
     named = [text for text in overrides if text.startswith(("recipe=", "model="))]
     if named:

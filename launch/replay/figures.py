@@ -162,7 +162,7 @@ def _signed(replayed: Replayed, place: int) -> float:
     return found.advantage * found.weight if found is not None and found.tokens else 0.0
 
 
-# From sums to the figures that are shown: of one recipe, and of two of them beside each other.
+# The figures that are shown, made of sums: those of one recipe, and of two recipes compared.
 TIMES = ("seconds", "engine")
 
 

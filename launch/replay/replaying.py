@@ -77,7 +77,7 @@ def replay(folder: Path, asked: Asked, count: int, on_episodes: EpisodeSink | No
     return {"changed": asked.changed, "check": check.document(), **_document(overall, asked), "rollouts": rollouts}
 
 
-# Whether a replay with a run's own settings gives what the run recorded. What differs would make a replay with others
+# A replay with a run's own settings must give what the run recorded. What differs would make a replay with others
 # worthless, so it is looked at first.
 FILTERED = "rollout/dynamic_filter/drop_"
 TOLERANCE = 1e-5  # of a loss, which the trainer computes with 32 bits
@@ -177,7 +177,7 @@ def _document(pairs: Sequence[_Pair], asked: Asked) -> dict[str, Any]:
     return before | averaged(documents) | {"intervals": intervals(documents), "draws": len(documents)}
 
 
-# Fewer episodes of each group: drawn anew several times from those that were recorded, and averaged.
+# Fewer episodes of each group are drawn several times from those that were recorded, and the figures averaged.
 COVERED = 0.95  # of the draws lie between the two ends of an interval
 
 

@@ -42,7 +42,7 @@ _TEXTS = ("run", "set", "task", "outcome", "stop", "search")  # columns in which
 
 @dataclass
 class Collected:
-    """The page's content that the runs read so far have given."""
+    """The page's content, from the runs that were read so far."""
 
     shards: Shards
     secrets: Secrets
@@ -269,9 +269,9 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return columns
 
 
-# The first run against each other one, as `slime-swe compare` has it.
+# The first run is compared with each other one, as by `slime-swe compare`.
 def compare_runs(folders: Sequence[Path], notes: list[str]) -> list[dict[str, Any]]:
-    """Compare the newest evaluations of the first run and each other, by set. notes: is given why one is not there."""
+    """Compare the first run's newest evaluation of each set with other runs'. notes: is given why one is not there."""
     found: list[dict[str, Any]] = []
     for folder in folders[1:]:
         try:

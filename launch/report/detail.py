@@ -63,8 +63,8 @@ def detail_of(episode: ExportedEpisode, tokens: ShownTokens | None) -> dict[str,
     }
 
 
-# Tokens as the report shows them: what each says, whether the policy sampled it, how likely it was, and what the step
-# made of it.
+# The report shows of each token its text, whether the policy sampled it, how likely it was, and what the step made of
+# it.
 Decode = Callable[[Sequence[int]], str]
 ShownTokens = Callable[[Record, TrainedSample | None], Any]
 _BYTES = 4  # tokens at most that one character of UTF-8 is cut into
@@ -87,8 +87,8 @@ def shown_tokens(
 ) -> list[dict[str, Any]]:
     """Split a sample into runs of tokens of one origin: the policy's one by one, with log-probabilities in nats.
 
-    The other tokens of a run are together. Where they are known, `gaps` are how far the trainer's log-probabilities are
-    from those, and `advantage` is that of the run's tokens, or of each. A secret is replaced wherever it is in the
+    Tokens of any other origin stand together. Where they are known, `gaps` are how far the trainer's log-probabilities
+    are from those, and `advantage` is that of the run's tokens, or of each. A secret is replaced wherever it is in the
     text, also where several tokens make it up.
     """
     found: list[dict[str, Any]] = []

@@ -22,7 +22,7 @@ from jinja2 import Environment, StrictUndefined
 from slime_swe.rollout.json_lines import encoded
 
 ONE_FILE = 20_000_000  # bytes of a page with all of its data
-# Of our own; each uses those before it.
+# Our own scripts; each uses those before it.
 _SCRIPTS = ("store.js", "parts.js", "run.js", "list.js", "episode.js", "app.js")
 DATA = "data"  # the folder of the shards beside `index.html`
 
@@ -54,7 +54,7 @@ def write_page(partial: Path, title: str, document: Mapping[str, Any], shards: S
     return page
 
 
-# What the page reads only when an episode is opened, cut into pieces of about a megabyte.
+# The page reads episodes only when one is opened; they are cut into pieces of about a megabyte.
 SHARD = 1_000_000  # bytes
 _ESCAPED = {b"<": rb"\u003c", "\u2028".encode(): rb"\u2028", "\u2029".encode(): rb"\u2029"}
 _UNSAFE = re.compile(b"|".join(_ESCAPED))

@@ -170,7 +170,7 @@ def _unended(evidence: Evidence, sample: Rolled) -> int:
     return wrong
 
 
-# Which experts tokens went to, and whether the trainer sends them there again.
+# Experts: the trainer must send tokens to those that they went to in the rollout.
 def tables(evidence: Evidence) -> Measured:
     """Return the share of tokens and layers whose experts are those that Transformers' router chooses with the weights
     that sampled. Experts of context that an older version has read are its own, and are left out. It is 0 where a
@@ -206,7 +206,7 @@ def _require(evidence: Evidence) -> None:
         raise NotMadeError("the recipe does not replay the server's routing")
 
 
-# Which weights sampled.
+# Versions of the weights that sampled.
 def versions(evidence: Evidence) -> Measured:
     """Count sampled tokens whose weights are newer than those that train them, or older than the schedule allows; and
     those of no version, or of one that is no number. SLiME calls the weights that have seen n steps n + 1."""
@@ -221,7 +221,7 @@ def versions(evidence: Evidence) -> Measured:
     return Measured(wrong, 0)
 
 
-# What a token's probability was to the server, to the trainer and to Transformers.
+# A token's probability by the server, by the trainer and by Transformers.
 def before_updates(evidence: Evidence) -> Measured:
     """Find the gap between trainer and server over sampled tokens, where both have the same weights: in the first
     rollout, and in each one where sampling waits for the update. Where nothing serves, Transformers is the server."""

@@ -18,7 +18,7 @@ from slime_swe.launch.plan.memory import layout_of
 from slime_swe.launch.rehearse.checks import Measured, NotMadeError, worst
 from slime_swe.launch.rehearse.evidence import Evidence, Step, Trained, read_weights, same
 
-# What SLiME and Megatron hold, beside what the recipe asked for.
+# The arguments that SLiME and Megatron hold, compared with those that the recipe asked for.
 SERVERS = "sglang_"  # how names of attributes begin that are there where a server is
 IMPLIED = ("use_routing_replay",)  # SLiME sets it with --use-rollout-routing-replay
 
@@ -54,7 +54,7 @@ def _says(text: str | None, value: Any) -> bool:
     return text.rpartition(".")[2] == str(value) or text == str(value)
 
 
-# What a rank holds, beside what the planner counts.
+# The parameters that a rank holds, compared with the planner's count.
 def memory(evidence: Evidence) -> Measured:
     """Find the largest share by which the parameters of a rank, as Megatron counts them, differ from the planner's.
 
@@ -135,7 +135,7 @@ def _weighted(evidence: Evidence, one: Trained) -> Tensor:
     return -one.advantages_R * weight * mask
 
 
-# The recipe's layout of ranks beside one rank, on the same rollouts.
+# The recipe's layout of ranks compared with one rank, on the same rollouts.
 LOSS, NORM = "train/loss", "train/grad_norm"
 UNTRAINED = ("e_score_correction_bias",)  # which SLiME leaves as they are
 

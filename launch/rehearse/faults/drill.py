@@ -128,7 +128,7 @@ class Play:
     async def _until_ended(self, running: asyncio.Task[int]) -> tuple[int | None, float]:
         """Wait for the run's end, and return its exit code and 0.0.
 
-        Where it hung, it is stopped as Ctrl-C does, and the result is None and the seconds without a new file.
+        A run that hangs is stopped as by Ctrl-C; then the result is None and the seconds without a new file.
         """
         held, since = _files(self.run), time.monotonic()
         while not running.done():

@@ -78,7 +78,7 @@ def judge(seen: Seen, recipe: str, when: str) -> Outcome:
     )
 
 
-# What the docs promise of a run that fails, each as a figure and its limit.
+# The docs' promises about a run that fails, each as a figure and its limit.
 #
 # Adding one is a function here, and its line in `PROMISES`.
 def resumed(seen: Seen) -> Measured:
@@ -180,7 +180,7 @@ def record(outcome: Outcome) -> dict[str, Any]:
     return {"ok": outcome.ok, **dataclasses.asdict(outcome)}
 
 
-# What a drill has seen: the run's folder when the fault came, when the run had ended, and after it was resumed.
+# A drill sees the run's folder when the fault came, when the run had ended, and after it was resumed.
 @dataclass(frozen=True)
 class Episode:
     """One record of the journal. removed: whether it is out of the loss. record: a digest of it."""

@@ -45,7 +45,7 @@ class Platform(ABC):
     @classmethod
     @abstractmethod
     def here(cls) -> Platform:
-        """Return this machine. Raises `UserError` with the remedy where it or its Python lacks what a rehearsal needs."""
+        """Return this machine. Raises `UserError`, with the remedy, where it or its Python lacks what is needed."""
 
     def computing(self) -> AbstractContextManager[None]:
         """Have Transformers compute in this process as on a CPU, inside the context."""
@@ -73,7 +73,7 @@ class Platform(ABC):
 
     @abstractmethod
     def sections(self, recipe: Recipe, found: Mapping[str, Attributes]) -> dict[str, Attributes]:
-        """Change, by heading, the attributes of SLiME's `args` from those that GPUs would get."""
+        """Return the attributes of SLiME's `args` by heading. found: those that GPUs would get."""
 
     @abstractmethod
     def conversion(self) -> Attributes:
@@ -96,16 +96,16 @@ class Platform(ABC):
         """Map each flag that differs here to the reason; flags that differ everywhere are in `jobs.REASONS`."""
 
 
-# How far apart two computations of the same may be, by the precision that they are made in.
+# The gaps that are allowed between two computations of the same, by the precision that they are made in.
 @dataclass(frozen=True)
 class Limits:
     """Limits of the checks.
 
     figure: what many gaps come to, the largest or their mean.
 
-    log_probability: gap of one token's, between two computations with the same weights, nats.
+    log_probability: gap of one token's log-probability, between two computations with the same weights, nats.
     updated: the same gap, with weights that two layouts have trained apart.
-    loss: gap between two of a step, as a share of the sum of its terms' sizes.
+    loss: gap between two losses of a step, as a share of the sum of its terms' sizes.
     norm: gap of a gradient's norm, as a share of it.
     weight: gap of a tensor after a step that two layouts have made, as a share of the learning rate.
     experts: the least share of choices that are the same.

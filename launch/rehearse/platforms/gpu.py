@@ -86,7 +86,10 @@ class GpuPlatform(Platform):
             os.environ.update({} if before is None else {VISIBLE: before})
 
     def ranks(self, recipe: Recipe) -> int:
-        """Return a power of 2, as layouts are, of at most all GPUs, or of half of them where others serve."""
+        """Count all GPUs, or half of them where others serve, down to a power of 2, as layouts are.
+
+        Raises `UserError` where others serve and there is one GPU.
+        """
         own = recipe.cluster.colocate
         if not own and len(self.gpus) < 2:
             raise UserError(
@@ -167,7 +170,7 @@ def gpus_here(machine: Machine, listed: str | None) -> list[Gpu]:
 
 
 def _named(name: str, gpus: Sequence[Gpu]) -> Gpu:
-    """Find a GPU by its number, its UUID or the beginning of that, as CUDA does. Raises `UserError` where none has it."""
+    """Find a GPU by its number, UUID or the beginning of that, as CUDA does. Raises `UserError` where there is none."""
     found = [gpu for gpu in gpus if name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))]
     if len(found) != 1:
         there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)

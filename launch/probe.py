@@ -209,9 +209,8 @@ class Look:
     policy. with_call: turns that hold a well-formed call of an offered tool in the recipe's format. forms: in which of
     the format's forms the well-formed calls are written. malformed: turns whose calls are none of these. cut: turns
     without such a call that their limit ended. read_by: how many of all turns hold such a call in each shipped format
-    that reads one. first_lines: those of turns without a call. errors: those of malformed
-    calls. stop_reasons: those of the episodes. cached: the share of the prompt tokens, None where the server counts
-    none.
+    that reads one. first_lines: those of turns without a call. errors: those of malformed calls. stop_reasons: those of
+    the episodes. cached: the share of the prompt tokens, None where the server counts none.
     """
 
     tool_format: str

@@ -80,8 +80,8 @@ class Evidence:
 
     @cached_property
     def forwards(self) -> dict[tuple[int, int, int], Forward]:
-        """(rollout, place, version) -> what Transformers makes of the sample with the weights of that version, where
-        there are any."""
+        """The result of Transformers for each (rollout, place, version): that of the sample with the weights of that
+        version, where there are any."""
         wanted = [
             (version, rollout, place)
             for rollout, samples in enumerate(self.rollouts)

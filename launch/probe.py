@@ -129,8 +129,8 @@ def _require_probed(recipe: Recipe) -> None:
 
 
 def _server_of(recipe: Recipe) -> str:
-    """The URL of the server that the recipe names; empty where the embedded one is to be started. Raises `UserError`
-    where the policy needs SGLang, and none is named."""
+    """Return the URL of the server that the recipe names; empty where the embedded one is to start. Raises `UserError`
+    where the policy needs SGLang and the recipe names none."""
     if named := [*servers_of(recipe).values()]:
         return named[0]
     if recipe.serving.server == SGLANG or engine_of(recipe).on_gpus:
@@ -144,20 +144,23 @@ def _server_of(recipe: Recipe) -> str:
 
 
 def _asked(url: str) -> str:
-    """The server at a URL, with the model that it says it has. Raises `InfrastructureError` where none answers."""
+    """Describe the server at a URL with the models that it states. Raises `InfrastructureError` where none answers."""
     has = " and ".join(sorted({path for path in asyncio.run(models_at(url)).values() if path}))
     return f"{url}, which has {has}" if has else url
 
 
-# What the episodes show of the policy, read from their records.
+# The policy's behaviour, read from the episodes' records.
 ENOUGH = 0.5  # share of the turns with a call from which on a policy can act
 LINES, LENGTH = 3, 100  # first lines that are shown, and characters of one
 
 
 @dataclass(frozen=True)
 class PolicyTurn:
-    """One turn of the policy. tokens: how many it sampled. cut: its limit ended it. content: without the reasoning.
-    tools: that it was offered."""
+    """One turn of the policy.
+
+    tokens: how many it sampled. cut: whether its limit ended it. content: its text without the reasoning. tools: those
+    that it was offered.
+    """
 
     tokens: int
     cut: bool
@@ -166,15 +169,17 @@ class PolicyTurn:
 
     @property
     def first_line(self) -> str:
-        """Its first line with text; empty where it has none."""
+        """The turn's first line with text, cut to `LENGTH` characters; empty where it has none."""
         return next((line.strip()[:LENGTH] for line in self.content.splitlines() if line.strip()), "")
 
     def read_as(self, tool_format: str) -> ParsedTurn:
         return parse(self.content, tool_format, self.tools)
 
     def forms(self, tool_format: str) -> list[str]:
-        """Of each well-formed call of a tool that it was offered, in this format: the form, or the format's own name
-        where it has one form."""
+        """Return the form of each well-formed call of an offered tool in this format.
+
+        It is the format's own name where the format has one form.
+        """
         names = {tool["function"]["name"] for tool in self.tools}
         written = self.read_as(tool_format).written
         return [call.form or tool_format for call in written if isinstance(call, ToolCall) and call.name in names]
@@ -199,12 +204,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Look:
-    """episodes: those that infrastructure did not break. broken: the others, by the reason of each. turns: of the
+    """The figures that the episodes give of a policy.
+
+    episodes: those that infrastructure did not break. broken: the others, by the reason of each. turns: those of the
     policy. with_call: turns that hold a well-formed call of an offered tool in the recipe's format. forms: in which of
     the format's forms the well-formed calls are written. malformed: turns whose calls are none of these. cut: turns
-    without such a call that their limit ended. read_by: how many of all turns hold such a
-    call in each shipped format that reads one. first_lines: of turns without a call. errors: of malformed calls.
-    stop_reasons: of the episodes. cached: share of the prompt tokens, None where the server counts none.
+    without such a call that their limit ended. read_by: how many of all turns hold such a call in each shipped format
+    that reads one. first_lines: those of turns without a call. errors: those of malformed calls. stop_reasons: those of
+    the episodes. cached: the share of the prompt tokens, None where the server counts none.
     """
 
     tool_format: str
@@ -228,17 +235,17 @@ class Look:
 
     @property
     def share(self) -> float:
-        """Of the turns, those with a call."""
+        """The share of the turns that hold a call; 0.0 without turns."""
         return self.with_call / self.turns if self.turns else 0.0
 
     @property
     def without_call(self) -> int:
-        """Turns in which the recipe's format finds nothing of a call."""
+        """The number of turns in which the recipe's format finds nothing of a call."""
         return self.turns - self.with_call - self.malformed
 
     @property
     def acts(self) -> bool:
-        """Whether the policy can act: most episodes were played, and half of their turns hold a call."""
+        """True where the policy can act: most episodes were played, and half of their turns hold a call."""
         return self.episodes > sum(self.broken.values()) and self.share >= ENOUGH
 
     @property
@@ -252,7 +259,7 @@ class Look:
 
 
 def look(folder: Path, recipe: Recipe) -> Look:
-    """What the episodes in the folder's journal show. Raises `UserError` where the chat template can't be used."""
+    """Read what the episodes in the folder's journal show. Raises `UserError` where the chat template can't be used."""
     model, own = recipe.model, issubclass(agent_class(recipe.rollout.agent), NativeAgent)
     checkpoint = str(checkpoint_folder(model.checkpoint, model.folder))
     template = load_template(checkpoint, chat_template(model), load_tool_format(model.tool_calls) if own else None)
@@ -260,7 +267,10 @@ def look(folder: Path, recipe: Recipe) -> Look:
 
 
 def look_at(folder: Path, template: ChatTemplate, tool_format: str, tools: Tools = ()) -> Look:
-    """tools: that the policy was offered where the records name none, as those that a system prompt tells."""
+    """Read what the episodes in the folder's journal show. template: reads their turns.
+
+    tools: those offered where the records name none, as when a system prompt states them.
+    """
     episodes = trajectories([*read_records(folder / EVALUATIONS)])
     sound = [segments for segments in episodes if not is_broken(segments)]
     reports = [segments[0].episode for segments in sound if segments[0].episode is not None]
@@ -295,7 +305,7 @@ def look_at(folder: Path, template: ChatTemplate, tool_format: str, tools: Tools
 
 
 def _turns(folder: Path, record: Record, template: ChatTemplate, tools: Tools) -> Iterator[PolicyTurn]:
-    """Those that this sample of an episode is the first to have: in others they are context, whose mask is 0."""
+    """Yield the policy's turns that this sample is the first to have: in later samples they are context, of mask 0."""
     mask = [0] * (len(record.tokens) - record.response_length) + (record.loss_mask or [])
     offered = read_tools(folder, record.tools) or tools
     for turn in record.turns or ():
@@ -306,7 +316,7 @@ def _turns(folder: Path, record: Record, template: ChatTemplate, tools: Tools) -
 
 
 def _error(turn: PolicyTurn, tool_format: str) -> str:
-    """What is wrong with the turn's calls."""
+    """Say what is wrong with the turn's calls."""
     parsed = turn.read_as(tool_format)
     return parsed.error or f"there is no tool {parsed.calls[0].name!r}"
 
@@ -321,13 +331,13 @@ def _most_common(texts: Sequence[str]) -> dict[str, int]:
     return dict(Counter(texts).most_common(LINES))
 
 
-# What to change in a recipe after a first look at its policy: sentences, each with a field and its value.
+# Advice after a first look: sentences on what to change in the recipe, each with a field and its value.
 OFTEN = 0.25  # share of the episodes that a limit ends, from which on it is worth more
 CUT = 0.1  # the same of turns
 
 
 def advice(look: Look, recipe: Recipe) -> list[str]:
-    """What to change, the most pressing first; empty where the recipe is fine as it is."""
+    """Say what to change, the most pressing first; the list is empty where the recipe is fine as it is."""
     if not look.episodes:
         return [_broken(look, recipe)]
     found = [_broken(look, recipe)] if look.broken else []
@@ -348,7 +358,7 @@ def _broken(look: Look, recipe: Recipe) -> str:
 
 
 def _calls(look: Look) -> list[str]:
-    """What keeps turns from holding a call."""
+    """Say what to change where too few turns hold a call."""
     if not look.turns:
         return ["The policy had no turn: the tasks' statements leave no room. Give it a larger rollout.max_context."]
     found, better = [], look.better_format
@@ -376,7 +386,7 @@ def _calls(look: Look) -> list[str]:
 
 
 def _limits(look: Look, recipe: Recipe) -> list[str]:
-    """Limits of the recipe's that end many turns or episodes."""
+    """Say which limits of the recipe to raise, as they end many turns or episodes."""
     rollout, most = recipe.rollout, recipe.model.config.get("max_position_embeddings")
     found = []
     if look.cut > CUT * look.turns:
@@ -409,7 +419,7 @@ def _limits(look: Look, recipe: Recipe) -> list[str]:
 
 
 def _rewards(look: Look) -> list[str]:
-    """Outcomes that leave nothing to learn; with few episodes they are a hint, and no more."""
+    """Say where outcomes leave nothing to learn; with few episodes that is a hint, and no more."""
     low, high = (f"{100 * bound:.0f} %" for bound in look.interval)
     if look.solved == 0:
         return [
@@ -430,7 +440,7 @@ WIDTH = 100
 
 
 def show(look: Look, wanted: Sequence[str], served: str, console: Console) -> None:
-    """wanted: what to change. served: the model, and who serves it."""
+    """Print a first look. wanted: what to change. served: the model, and who serves it."""
     console.width = min(console.width, WIDTH)
     table = Table(box=SIMPLE, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -450,7 +460,7 @@ def show(look: Look, wanted: Sequence[str], served: str, console: Console) -> No
 
 
 def _rows(look: Look, served: str) -> list[tuple[str, str]]:
-    """Heading and text of each line; what there is nothing to say of is left out."""
+    """Return the heading and text of each line, without lines that have no text."""
     tokens, turns = look.tokens_of_turn, look.turns_of_episode
     rows = [
         ("model", served),
@@ -496,5 +506,5 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def _sorted(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The most frequent first."""
+    """Sort by count, the most frequent first."""
     return sorted(counts.items(), key=lambda item: -item[1])

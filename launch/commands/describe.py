@@ -71,7 +71,7 @@ def _made(spec: str, descriptions: KeptDescriptions, limit: int | None) -> list[
 
 
 def _descriptions(endpoint: Endpoint, out: Path) -> KeptDescriptions:
-    """Beside the file: what the model says, and what it costs."""
+    """Open the descriptions kept beside the file; the endpoint's spending is recorded there too."""
     kept, spending = (out.with_name(f"{out.name}.{what}") for what in ("descriptions", "spending"))
     model = describer(endpoint.url, endpoint.model, spending, key_of(endpoint.key_variable))
     return KeptDescriptions(kept, endpoint.model, model)

@@ -73,13 +73,13 @@ def _list(selected: Selected, sort: str | None, *, as_json: bool) -> int:
 
 
 def row_of(summary: Summary) -> dict[str, Any]:
-    """The columns of one sample; `sampled` counts the policy's tokens."""
+    """Return the columns of one sample; `sampled` counts the policy's tokens."""
     return {name: getattr(summary, name) for name in COLUMNS}
 
 
 def readable(record: Record, tokenizer_file: Path, trained: TrainedSample | None = None) -> str:
-    """The whole trajectory, after a sentence on how it ended. What the policy sampled stands under `policy`, everything
-    else under `context`; of an episode without tokens, each message under its role."""
+    """Render the whole trajectory, after a sentence on how it ended. What the policy sampled stands under `policy`,
+    everything else under `context`; an episode without tokens shows each message under its role."""
     facts = row_of(Summary.of(record)) | ({"advantage": trained.shown_advantage} if trained else {})
     parts = [explain(record), "  ".join(f"{name} {value}" for name, value in facts.items() if value is not None)]
     parts += _by_tokens(record, tokenizer_file) if record.tokens else map(_message, record.turns or ())
@@ -92,7 +92,7 @@ def readable(record: Record, tokenizer_file: Path, trained: TrainedSample | None
     return visible("\n".join(parts))
 
 
-# Why an episode ended as it did, in one sentence: what failed, the first failing test, the stop reason.
+# One sentence explains an episode's end: what failed, the first failing test, the stop reason.
 STOPS = {
     StopReason.SUBMITTED: "the agent submitted",
     StopReason.MAX_TURNS: "its turns ran out (rollout.max_turns)",
@@ -113,7 +113,7 @@ LONGEST = 160  # characters of an error
 
 
 def explain(record: Record) -> str:
-    """One line, which ends with a full stop. What was not recorded is left out."""
+    """Explain in one sentence how an episode ended, leaving out what was not recorded."""
     if record.broken:
         failure = record.infrastructure
         said = f"{failure.where}: {first_line(failure.detail)}" if failure else "the episode was aborted"
@@ -146,7 +146,7 @@ def _failing(record: Record) -> str:
 
 
 def _failing_test(score: Score) -> str:
-    """Empty where the evidence names none."""
+    """Name the first failing test with its error, or return an empty text where the evidence names none."""
     tests = score.evidence.get("tests")
     failed = [name for name, passed in tests.items() if not passed] if isinstance(tests, Mapping) else []
     if not isinstance(tests, Mapping) or not failed:
@@ -157,7 +157,7 @@ def _failing_test(score: Score) -> str:
 
 
 def _error(evidence: Mapping[str, Any], test: str) -> str:
-    """What the log's own line about the test says, as pytest writes it: `FAILED test - error`."""
+    """Find the error in pytest's summary line about the test, `FAILED test - error`; empty where the log has none."""
     for line in str(evidence.get("log") or "").splitlines():
         status, _, rest = line.partition(" ")
         name, _, error = rest.partition(" - ")
@@ -167,7 +167,7 @@ def _error(evidence: Mapping[str, Any], test: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """At most `LONGEST` characters of it, without a full stop at its end."""
+    """Return the first line of a text: at most `LONGEST` characters, without a full stop at its end."""
     line = next(iter(text.strip().splitlines()), "").rstrip(".")
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
 
@@ -188,7 +188,7 @@ def _message(turn: Turn) -> str:
 
 
 def runs(record: Record) -> Iterator[tuple[bool, Sequence[int]]]:
-    """Runs of tokens of one origin: whether the policy sampled them, and the tokens."""
+    """Yield runs of tokens of one origin: whether the policy sampled them, and the tokens."""
     mask = [0] * (len(record.tokens) - record.response_length) + list(record.loss_mask or [])
     for sampled, pairs in groupby(zip(mask, record.tokens, strict=True), key=lambda pair: bool(pair[0])):
         yield sampled, [token for _, token in pairs]

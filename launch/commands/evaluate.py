@@ -110,7 +110,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _recipe(options: argparse.Namespace, endpoint: Endpoint | None) -> Recipe:
-    """What is to be played, checked. It names the model: of an endpoint as that calls it, else by its folder."""
+    """Return the checked recipe to play; its model is the endpoint's name for it, or else the model's folder.
+
+    Raises `UserError` for options or a recipe that can't be played.
+    """
     if endpoint is not None:
         recipe = _with_options(recipe_at(endpoint, options.overrides, options.concurrency), options)
     else:
@@ -170,7 +173,7 @@ def _with_options(recipe: Recipe, options: argparse.Namespace) -> Recipe:
 
 @contextmanager
 def _folder(options: argparse.Namespace, recipe: Recipe, evaluation: Evaluation) -> Iterator[Path]:
-    """Where it is played: the folder that is to be kept, or one that goes at the end."""
+    """Yield the folder to play into: `--output`, or a temporary folder that is removed at the end."""
     if options.output:
         with output(options.output, recipe, evaluation, resume=options.resume):
             yield options.output
@@ -192,7 +195,7 @@ def _play(evaluating: Coroutine[Any, Any, None], options: argparse.Namespace) ->
 def _document(
     recipe: Recipe, evaluation: Evaluation, figures: dict[str, Any], spending: Spending | None
 ) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the document that `--json` prints."""
     document: dict[str, Any] = {
         "model": evaluation.model,
         "agent": recipe.rollout.agent,
@@ -215,7 +218,7 @@ _FACTORS = {"k": 1e3, "M": 1e6}
 
 
 def prices_of(text: str | None) -> Prices | None:
-    """`in=0.3,out=1.2`, or with `cached=0.03`, which else is as dear as `in`. Raises `UserError`."""
+    """Parse `in=0.3,out=1.2[,cached=0.03]`; without `cached`, cached tokens cost what `in` says. Raises `UserError`."""
     if text is None:
         return None
     found = _numbers("--price", text, ("in", "out", "cached"))
@@ -228,7 +231,7 @@ def prices_of(text: str | None) -> Prices | None:
 
 
 def budget_of(text: str | None, prices: Prices | None) -> Budget:
-    """`dollars=5`, `tokens=2M` or both. Raises `UserError`, also for dollars without prices."""
+    """Parse `dollars=5`, `tokens=2M` or both. Raises `UserError`, also for dollars without prices."""
     found = _numbers("--budget", text, ("dollars", "tokens")) if text is not None else {}
     if "dollars" in found and prices is None:
         raise UserError("--budget dollars= needs --price in=DOLLARS,out=DOLLARS for a million tokens each")

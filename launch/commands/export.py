@@ -57,7 +57,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _export(kind: type[Exporter], folder: Path, options: argparse.Namespace) -> tuple[int, int]:
-    """Write beside the path, and put it there when it is whole. How many episodes were written, and how many not."""
+    """Write the export under a partial name and rename it when it is whole.
+
+    Returns how many episodes were written and how many were left out. Raises `UserError` where none was written.
+    """
     journal, selected = select(folder, options)
     secrets = secrets_of(os.environ)
     partial = options.out.with_name(f".{options.out.name}.partial")

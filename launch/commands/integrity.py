@@ -81,7 +81,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _document(results: list[Result], skipped: dict[str, str], held: bool) -> dict[str, Any]:
-    """Counts over all combinations (of cases, the most that one has; of what went wrong, the sum), then each.
+    """Return the totals over all combinations, then each combination.
+
+    The total of cases is the most that one combination has; the total of what went wrong is the sum.
 
     `neighbours` and `neighbours_misgraded` are older names of two of the counts.
     """

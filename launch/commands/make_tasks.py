@@ -150,21 +150,21 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     yield from (visible(f"  {one['task']}: {one['detail']}") for one in document["unsound"])
 
 
-# What a run or an evaluation has played: the patches that agents wrote, and how often each task was solved.
+# A run or an evaluation gives the patches that agents wrote, and how often each task was solved.
 _EVERY = argparse.Namespace(
     rollout=None, task=None, evaluation=None, solved=None, broken=False, min_reward=None, max_reward=None
 )
 
 
 def patches_of(run: str, runs: str) -> list[tuple[str, str]]:
-    """(task's id, patch) of each episode that infrastructure did not break. Raises `UserError`."""
+    """Return (task's id, patch) of sound episodes with a patch. Raises `UserError` where infrastructure broke all."""
     folder, journal, selected = _selected(run, runs)
     episodes = read_episodes(folder, journal, selected, secrets_of(os.environ))
     return [(episode.task, episode.patch) for episode in episodes if episode.patch]
 
 
 def solve_rates(run: str, runs: str) -> dict[str, float]:
-    """Task's id → share of its episodes that solved it. Raises `UserError`."""
+    """Return the share of each task's sound episodes that solved it, by id. Raises `UserError` where there are none."""
     _, _, selected = _selected(run, runs)
     episodes = {(one.dataset, one.rollout, one.task, one.trajectory, one.index): one for _, one in selected}
     played = Counter(one.task for one in episodes.values())
@@ -173,7 +173,7 @@ def solve_rates(run: str, runs: str) -> dict[str, float]:
 
 
 def with_rate(task: Task, rate: float | None) -> Task:
-    """Its difficulty by the rate; as it is where none is known."""
+    """Return the task with its solve rate and the difficulty that follows from it, or as it is for None."""
     if rate is None:
         return task
     found: Mapping[str, object] = {**task.metadata, "solve_rate": round(rate, 4), "difficulty": by_solve_rate(rate)}

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 where the recipe can run, 1 where it can't."""
+    """Show the plan, and return 0 where the recipe can run and 1 where it can't."""
     recipe, assumed = assemble(DEFAULT_RECIPE, options.overrides), assume(options.assume)
     plan = with_outlook(make_plan(recipe, assumed), recipe)
     proposals = propose(plan, recipe)

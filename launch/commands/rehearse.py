@@ -70,6 +70,6 @@ def _drill(recipe: Recipe, on: str, drills: list[faults.Drill], *, as_json: bool
 
 
 def folder_of(recipe: Recipe) -> Path:
-    """One of its own below `run.dir`, which a user may remove."""
+    """Return a folder for this rehearsal below `run.dir`, which a user may remove."""
     when = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return Path(recipe.run.dir) / (recipe.run.name or f"rehearsal-{recipe.name}-{when}")

@@ -108,7 +108,7 @@ def _rules(options: argparse.Namespace) -> Rules:
 
 @dataclass(frozen=True)
 class _Source:
-    """One of the runs, or one's evaluation. `selected`: its solved episodes."""
+    """One run, or one of its evaluations. `selected`: its solved episodes."""
 
     folder: Path
     recipe: Recipe
@@ -132,7 +132,10 @@ class _Source:
             yield episode
 
     def contaminated(self, against: list[str] | None) -> set[str]:
-        """Ids of its tasks that an evaluation shows. A task that no set of its recipe has is compared by id alone."""
+        """Return the ids of its tasks that an evaluation shows.
+
+        A task that no set of its recipe has is compared by id alone.
+        """
         data = self.recipe.data
         evaluation = [task for spec in against or data.evaluation_sets.values() for task in load_tasks(spec)]
         played = {summary.task for _, summary in self.selected}
@@ -145,7 +148,7 @@ class _Source:
 
     @property
     def vocabulary(self) -> str:
-        """Of the policy that sampled; empty where its tokenizer is not on this machine."""
+        """The vocabulary of the policy that sampled; empty where its tokenizer is not on this machine."""
         return vocabulary_of(checkpoint_path(self.recipe.model.checkpoint, self.recipe.model.folder))
 
 
@@ -156,7 +159,7 @@ def _selection(evaluation: str | None) -> argparse.Namespace:
 
 @dataclass
 class _Counts:
-    """What was written. errors: turns that are context alone, as they ended in an error."""
+    """Counts of what was written. errors: turns that are context alone, as they ended in an error."""
 
     episodes: int = 0
     samples: int = 0
@@ -170,7 +173,7 @@ class _Counts:
 
 
 def _write(path: Path, sources: list[_Source], taken: set[int], rules: Rules) -> _Counts:
-    """Beside the path, and put there when it is whole."""
+    """Write the taken episodes beside the path, rename the file when it is whole, and count what it holds."""
     counts, tasks, place = _Counts(), set[str](), 0
     partial = path.with_name(f".{path.name}.partial")
     try:

@@ -128,7 +128,7 @@ def _list(tasks: list[Task], as_json: bool) -> int:
 
 
 def _fetch(specs: list[str], source: str, as_json: bool) -> int:
-    """Each corpus once, whatever part of it the set names."""
+    """Fetch the whole split of the corpus of each set, whatever part of it the set names."""
     if source and len(specs) > 1:
         raise UserError(f"--from is a copy of one data set, and {len(specs)} task sets are asked for: one at a time")
     brought = []
@@ -155,7 +155,7 @@ def _with_progress(records: Iterable[Any], total: int) -> Iterator[Any]:
 
 
 def _images(specs: list[str], options: argparse.Namespace) -> int:
-    """What is here and what is missing; with `--pull`, 1 where some can't be had."""
+    """List the images that are here and missing, and with `--pull` get these; return 1 where some can't be had."""
     found = survey([task for spec in specs for task in load_tasks(spec)[: options.limit]], options.sandbox)
     failed: dict[str, str] = {}
     if not options.json:
@@ -182,7 +182,7 @@ def _images(specs: list[str], options: argparse.Namespace) -> int:
 
 
 def _filter(options: argparse.Namespace) -> int:
-    """Tasks by how often a run's or an evaluation's episodes have solved them."""
+    """Select tasks by how often a run's or an evaluation's episodes have solved them."""
     if options.spec is None or not options.solved:
         raise UserError(f"`tasks filter` needs a run and --solved, e.g. {EXAMPLES['filter']}, or 10%-90%")
     folders = [find_run(name, options.dir) for name in dict.fromkeys([options.spec, *options.rest])]
@@ -200,7 +200,7 @@ def _filter(options: argparse.Namespace) -> int:
 
 
 def _checkout(tasks: list[Task], cache: Path, as_json: bool) -> int:
-    """Where each task's commit lies. A task that names none is left out, and said so."""
+    """Check out each task's commit and show where it lies; return 1 where a task names none or it can't be had."""
     fetched, refused = {}, {}
     for task in tasks:
         repo, commit = (str(task.metadata.get(name) or "") for name in ("repo", "base_commit"))

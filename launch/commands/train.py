@@ -116,9 +116,9 @@ def _resume(options: argparse.Namespace, start: Start) -> int:
 
 
 def _require_data(recipe: Recipe, start: Start) -> None:
-    """The tasks must be here, in a sandbox that takes them; images that are not come as the run meets them.
+    """Raise `UserError` where the agent or sandbox can't be used, or tasks are missing, with what the engine misses.
 
-    Where tasks are missing, what the engine misses is named with them.
+    Images that are missing are only noted: they come as the run meets them.
     """
     require_agent(recipe)
     require_sandbox(recipe)
@@ -140,7 +140,7 @@ def _missed_by_engine(recipe: Recipe, start: Start) -> list[str]:
 
 
 def _say_what_is_missing(recipe: Recipe) -> None:
-    """For a dry run, which needs none of it."""
+    """Note the tasks and images that are missing, for a dry run, which needs none of them."""
     try:
         tasks, missing = read_sets(recipe)
         _note(not_here(missing) if missing else missing_images(recipe, tasks))
@@ -180,7 +180,7 @@ def _train(recipe: Recipe, folder: Path, start: Start) -> int:
 
 
 def _chosen(given: list[str], *, resume: bool) -> tuple[Recipe, Path]:
-    """The recipe, and the folder of its run: of a fresh one it is not there yet."""
+    """Return the recipe and the folder of its run, which is not there yet where the run is a fresh one."""
     if not resume:
         recipe = with_name(resolve(DEFAULT_RECIPE, given))
         return recipe, Path(recipe.run.dir) / recipe.run.name

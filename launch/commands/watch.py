@@ -57,7 +57,7 @@ class Watch:
         self._last = RunState()
 
     def look(self) -> RunState:
-        """Show what has changed. The state is taken first, so that a run that has ended has written all it will."""
+        """Show what has changed. The state is read first, so that a run that has ended has written all it will."""
         state, last = state_of(self.folder), self._last
         self._last = state
         if state.attempt != last.attempt:

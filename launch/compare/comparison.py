@@ -30,7 +30,10 @@ from slime_swe.rollout.metrics import sign_test, wilson_interval
 
 
 def compare(name: str, a: Repeated, b: Repeated) -> dict[str, Any]:
-    """Differences, rates and limits are shares from -1 to 1, not points. Raises `UserError` without a common task."""
+    """Compare two sides on a set's common tasks. Raises `UserError` without one.
+
+    Differences, rates and limits are shares from -1 to 1, not points.
+    """
     left, right = a.outcomes, b.outcomes
     common = [task for task in left if task in right]
     if not common:
@@ -54,12 +57,15 @@ def compare(name: str, a: Repeated, b: Repeated) -> dict[str, Any]:
     }
 
 
-# The repository that a task is of: by its id where that says so, else by its record.
+# A task's repository is found by the task's id where that names it, else by its record.
 _SWEBENCH_ID = re.compile(r"([\w.-]+?)__([\w.-]+)-\d+")  # django__django-11099
 
 
 def repositories_of(tasks: Iterable[str], places: Iterable[tuple[Path, str]]) -> tuple[dict[str, str] | None, str]:
-    """Task -> `owner/name`; or None, and why. places: folders of runs, and the name that the tasks' set has there."""
+    """Map each task to its repository, `owner/name`; where some are unknown, return None and the reason.
+
+    places: folders of runs, and the name that the tasks' set has there.
+    """
     wanted = list(tasks)
     known = {task: f"{match[1]}/{match[2]}" for task in wanted if (match := _SWEBENCH_ID.fullmatch(task))}
     why = "the ids do not name them"
@@ -82,7 +88,7 @@ def repositories_of(tasks: Iterable[str], places: Iterable[tuple[Path, str]]) ->
 
 
 def _recorded(folder: Path, name: str) -> dict[str, str]:
-    """From the tasks of a run's evaluation set. Raises `UserError` where they are not on this machine."""
+    """Read the repositories of a run's evaluation set. Raises `UserError` where its tasks are not on this machine."""
     spec = read_recipe(folder / RECIPE_FILE).data.eval.get(name)
     if spec is None:
         raise UserError(f"{folder / RECIPE_FILE} has no data.eval.{name}")
@@ -90,7 +96,7 @@ def _recorded(folder: Path, name: str) -> dict[str, str]:
 
 
 def repository_of(task: Task) -> str:
-    """Empty where nothing names it."""
+    """Return the task's repository, or an empty text where nothing names it."""
     return str(task.metadata.get("repo") or getattr(task.oracle, "repo", ""))
 
 
@@ -115,7 +121,7 @@ def _interval(found: Interval | Refused) -> dict[str, Any]:
     }
 
 
-# Is a paired difference real: its p value, and how small a difference such an evaluation can show.
+# A paired difference has a p value, and an evaluation a smallest difference that it can show.
 ALPHA, POWER = 0.05, 0.8  # two-sided size of the tests, and the power that is asked for
 DIFFERENCES = (0.01, 0.02, 0.03, 0.05, 0.1)  # of the table of runs
 
@@ -128,11 +134,11 @@ class Test:
 
 
 def test_of(paired: Paired) -> Test:
-    """Two-sided, of no difference on tasks of these repositories.
+    """Test, two-sided, that there is no difference on tasks of these repositories.
 
-    One episode on both sides: McNemar's exact test of the tasks that one side alone solves (McNemar 1947). More: the
-    t test of the tasks' differences, stratified like the interval `other tasks of these repositories`; the exact sign
-    test, which is McNemar's for more episodes, where its error is 0.
+    With one episode on both sides it is McNemar's exact test of the tasks that one side alone solves (McNemar 1947).
+    With more it is the t test of the tasks' differences, stratified like the interval `other tasks of these
+    repositories`, and where its error is 0 the exact sign test, which is McNemar's for more episodes.
     """
     gained, lost = int((paired.differences > 0).sum()), int((paired.differences < 0).sum())
     if paired.single:
@@ -150,14 +156,14 @@ def verdict(difference: float, p_value: float) -> str:
 
 
 def verdict_of(interval: Interval) -> str:
-    """Of one question alone: whether its interval holds 0."""
+    """Return the verdict on one question alone: `not resolved` where its interval holds 0."""
     return "better" if interval.low > 0 else "worse" if interval.high < 0 else "not resolved"
 
 
 def detectable(interval: Interval | Refused) -> float | None:
-    """The difference that such an evaluation resolves with 80 % power: (t_0.975 + t_0.8) errors.
+    """Return the difference that such an evaluation resolves with 80 % power: (t_0.975 + t_0.8) errors.
 
-    None where nothing varied, which does not say how much there is to vary, or where the interval is refused.
+    It is None where nothing varied, which does not say how much there is to vary, or where the interval is refused.
     """
     if isinstance(interval, Refused) or not interval.estimate.error:
         return None
@@ -166,9 +172,11 @@ def detectable(interval: Interval | Refused) -> float | None:
 
 
 def runs_each(difference: float, deviation: float) -> int:
-    """Runs of each side that resolve a difference on these tasks: n = 2 (z_0.975 + z_0.8)^2 deviation^2 / difference^2.
+    """Return how many runs of each side resolve a difference on these tasks with 80 % power.
 
-    deviation: of one run's solve rate from run to run, taken as known; in the unit of `difference`. Such tables, and
+    n = 2 (z_0.975 + z_0.8)^2 deviation^2 / difference^2.
+
+    deviation: that of the solve rate from run to run, taken as known; in the unit of `difference`. Such tables, and
     deviations of 1.5 points and more on SWE-bench Verified, are in arXiv 2602.07150.
     """
     z = student(1 - ALPHA / 2, 1e9) + student(POWER, 1e9)
@@ -176,7 +184,7 @@ def runs_each(difference: float, deviation: float) -> int:
 
 
 def run_deviation(side: Side) -> tuple[float, bool]:
-    """The standard deviation of a run's solve rate, a run being one episode of each task; whether it was measured.
+    """Return the standard deviation of a run's solve rate (one episode of each task), and whether it was measured.
 
     It is measured where every task has two episodes. Else this is the most that it can be, sqrt(p (1 - p) / T), as if
     all tasks were alike.
@@ -189,7 +197,7 @@ def run_deviation(side: Side) -> tuple[float, bool]:
 
 
 def power(paired: Paired, intervals: Mapping[str, Interval | Refused]) -> dict[str, object]:
-    """What this evaluation can show, and what others could; differences and deviations are shares, not points."""
+    """Say what this evaluation can show, and what others could; differences and deviations are shares, not points."""
     deviations = {"a": run_deviation(paired.a), "b": run_deviation(paired.b)}
     typical = math.sqrt(float(np.mean([deviation**2 for deviation, _ in deviations.values()])))
     return {
@@ -207,7 +215,7 @@ def power(paired: Paired, intervals: Mapping[str, Interval | Refused]) -> dict[s
 
 
 def _side(side: Side, given: Repeated) -> dict[str, Any]:
-    """Of the paired tasks. The interval is Wilson's, with the tasks as trials."""
+    """Describe a side on the paired tasks. The interval is Wilson's, with the tasks as trials."""
     rate, tasks = float(side.rates.mean()), len(side.rates)
     return {
         "evaluations": [
@@ -225,7 +233,7 @@ def _first(tasks: Mapping[str, Sequence[int]]) -> str:
 
 
 def points(share: float) -> str:
-    """`+4.8`, `−0.3` or `0.0`."""
+    """Format a share in points: `+4.8`, `−0.3` or `0.0`."""
     rounded = round(100 * share, 1)
     return f"{'+' if rounded > 0 else '−' if rounded < 0 else ''}{abs(rounded):.1f}"
 
@@ -233,7 +241,7 @@ def points(share: float) -> str:
 # `--at-least POINTS`: a difference that is asked for, of one set or of each.
 @dataclass(frozen=True)
 class Requirement:
-    """met: the difference is `points` or more, and the verdict is `better`."""
+    """An `--at-least` of one set. met: the difference is `points` or more, and the verdict is `better`."""
 
     set: str
     points: float
@@ -241,7 +249,7 @@ class Requirement:
 
 
 def requirements(given: Sequence[str], sets: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of `POINTS` or `SET=POINTS` as given, against the comparisons by set. Raises `UserError`."""
+    """Check each `POINTS` or `SET=POINTS` against the comparisons by set. Raises `UserError` where one is malformed."""
     return [asdict(found) for text in given for found in _read(text, sets)]
 
 

@@ -32,12 +32,12 @@ class Estimate:
 
     @property
     def quantile(self) -> float:
-        """Two-sided, of Student's t."""
+        """The two-sided quantile of Student's t at `LEVEL`."""
         return student(0.5 + LEVEL / 2, self.degrees)
 
     @property
     def p_value(self) -> float:
-        """Two-sided, that there is no difference. The error must not be 0."""
+        """The two-sided p value of no difference. The error must not be 0."""
         return float(2 * stdtr(self.degrees, -abs(self.difference / self.error)))
 
 
@@ -50,13 +50,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class Refused:
-    """Why there is no such interval."""
+    """The reason why there is no such interval."""
 
     reason: str
 
 
 def intervals(paired: Paired, unknown: str = "") -> dict[str, Interval | Refused]:
-    """By name. unknown: why the tasks' repositories are not known, where they are not."""
+    """Return the three intervals by name. unknown: why the tasks' repositories are not known, where they are not."""
     return {
         "these tasks": these_tasks(paired),
         "other tasks of these repositories": other_tasks(paired),
@@ -65,9 +65,10 @@ def intervals(paired: Paired, unknown: str = "") -> dict[str, Interval | Refused
 
 
 def these_tasks(paired: Paired) -> Interval | Refused:
-    """The tasks are given, and only episodes vary: the variances of all rates add up, over T squared.
+    """Estimate the interval where the tasks are given and only episodes vary.
 
-    Degrees of freedom: Welch and Satterthwaite. Without any variation, from Wilson's limits of both sides' episodes.
+    The variances of all rates add up, over T squared. The degrees of freedom are Welch's and Satterthwaite's. Without
+    any variation the interval comes from Wilson's limits of both sides' episodes.
     """
     short = int(((paired.a.episodes < 2) | (paired.b.episodes < 2)).sum())
     if short:
@@ -80,8 +81,10 @@ def these_tasks(paired: Paired) -> Interval | Refused:
 
 
 def other_tasks(paired: Paired) -> Interval | Refused:
-    """Tasks are drawn anew from each repository, as many as there are: the variance of a stratified mean,
-    sum_g (N_g / N)^2 s_g^2 / N_g, with s_g^2 that of the differences in repository g (Cochran 1977, 5.3).
+    """Estimate the interval where tasks are drawn anew from each repository, as many as there are.
+
+    The variance is that of a stratified mean, sum_g (N_g / N)^2 s_g^2 / N_g, with s_g^2 that of the differences in
+    repository g (Cochran 1977, 5.3).
 
     Repositories with a single task make up one stratum, with the smallest other one where there is but one of them
     (Cochran 1977, 5A.12). Where repositories are not known, all tasks are one stratum.
@@ -98,8 +101,9 @@ def other_tasks(paired: Paired) -> Interval | Refused:
 
 
 def other_repositories(paired: Paired, unknown: str = "") -> Interval | Refused:
-    """Repositories are drawn anew, with their tasks: the cluster jackknife (CV3) with Student's t on the effective
-    number of clusters less one.
+    """Estimate the interval where repositories are drawn anew, with their tasks.
+
+    It is the cluster jackknife (CV3) with Student's t on the effective number of clusters less one.
 
     CV3 = (G - 1) / G sum_g (d_(g) - d)^2, where d_(g) is the mean difference without repository g (MacKinnon, Nielsen
     and Webb 2023, Cluster-robust inference: a guide to empirical practice, Journal of Econometrics 232). The usual CV1
@@ -120,8 +124,9 @@ def other_repositories(paired: Paired, unknown: str = "") -> Interval | Refused:
 
 
 def effective_clusters(counts: Floats) -> float:
-    """G* = G / (1 + Gamma), the effective number of clusters of sizes N_g (Carter, Schnepel and Steigerwald 2017,
-    Asymptotic behavior of a t-test robust to cluster heterogeneity, Review of Economics and Statistics 99, 698-709).
+    """Return G* = G / (1 + Gamma), the effective number of clusters of sizes N_g (Carter, Schnepel and Steigerwald
+    2017, Asymptotic behavior of a t-test robust to cluster heterogeneity, Review of Economics and Statistics 99,
+    698-709).
 
     Gamma = 1/G sum_g ((gamma_g - mean gamma) / mean gamma)^2, gamma_g = e' (X'X)^-1 X_g' Omega_g X_g (X'X)^-1 e. For a
     mean (X = 1) and tasks that vary alone within their repository (Omega_g = 1) gamma_g = N_g / N^2, so that
@@ -133,7 +138,7 @@ def effective_clusters(counts: Floats) -> float:
 
 
 def strata_of(paired: Paired) -> np.ndarray:
-    """The number of each task's stratum, 0 .. without gaps; each has two tasks or more. Shape T."""
+    """Number the tasks' strata from 0 without gaps, each of two tasks or more. Shape T."""
     if paired.repositories is None:
         return np.zeros(len(paired.tasks), dtype=np.intp)
     counts = np.bincount(paired.repositories)
@@ -145,7 +150,7 @@ def strata_of(paired: Paired) -> np.ndarray:
 
 
 def estimate_of(difference: float, variances: Floats, degrees: Floats) -> Estimate:
-    """A sum of independent variances, each known with its own degrees of freedom (Satterthwaite 1946)."""
+    """Add up independent variances, each known with its own degrees of freedom (Satterthwaite 1946)."""
     total, squares = float(variances.sum()), float((variances**2 / degrees).sum())
     if total < 1e-24:  # but for rounding, nothing varies
         return Estimate(difference, 0.0, MOST_DEGREES)
@@ -153,7 +158,7 @@ def estimate_of(difference: float, variances: Floats, degrees: Floats) -> Estima
 
 
 def student(probability: float, degrees: float) -> float:
-    """Quantile of Student's t."""
+    """Return the quantile of Student's t."""
     return float(stdtrit(degrees, probability))
 
 
@@ -163,9 +168,10 @@ def _student(estimate: Estimate) -> Interval:
 
 
 def _constant(estimate: Estimate, seen: Floats, count: float) -> Interval:
-    """Where units do not differ: the share of others that do is 0 of `count`, at most Wilson's upper limit.
+    """Bound the difference where the units seen do not differ.
 
-    One that does lies anywhere from -1 to 1, instead of where these do (`seen`).
+    The share of other units that do is 0 of `count`, at most Wilson's upper limit; such a unit lies anywhere from -1
+    to 1, instead of where these do (`seen`).
     """
     share = wilson_interval(0, count, estimate.quantile)[1]
     low = estimate.difference - share * (1 + float(seen.max()))
@@ -173,8 +179,10 @@ def _constant(estimate: Estimate, seen: Floats, count: float) -> Interval:
 
 
 def _constant_episodes(paired: Paired, estimate: Estimate) -> Interval:
-    """Where each task's episodes agree, as where all are solved or none: the limits of both rates, combined as by
-    Newcombe (1998, Interval estimation for the difference between independent proportions, method 10)."""
+    """Combine the limits of both rates where each task's episodes agree, as where all are solved or none.
+
+    The method is Newcombe's (1998, Interval estimation for the difference between independent proportions, method 10).
+    """
     (low_a, high_a), (low_b, high_b) = (_rate_limits(side, estimate.quantile) for side in (paired.a, paired.b))
     rate_a, rate_b = float(paired.a.rates.mean()), float(paired.b.rates.mean())
     low = estimate.difference - math.hypot(rate_b - low_b, high_a - rate_a)
@@ -184,7 +192,7 @@ def _constant_episodes(paired: Paired, estimate: Estimate) -> Interval:
 
 
 def _rate_limits(side: Side, quantile: float) -> tuple[float, float]:
-    """Of the rate on these tasks; Wilson's where all episodes are solved or none."""
+    """Return the limits of the rate on these tasks; they are Wilson's where all episodes are solved or none."""
     rate, share = float(side.rates.mean()), wilson_interval(0, float(side.episodes.sum()), quantile)[1]
     return rate * (1 - share), rate + share * (1 - rate)
 
@@ -207,7 +215,7 @@ class Side:
 
     @cached_property
     def error_variances(self) -> Floats:
-        """Unbiased estimate of each rate's variance by chance, p (1 - p) / (n - 1); NaN for a single episode."""
+        """The unbiased estimate of each rate's variance by chance, p (1 - p) / (n - 1); NaN for a single episode."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.episodes > 1, self.rates * (1 - self.rates) / (self.episodes - 1), np.nan)
 
@@ -224,7 +232,7 @@ class Paired:
 
     @cached_property
     def differences(self) -> Floats:
-        """Of each task: rate of B less rate of A. Shape T."""
+        """The rate of B less the rate of A, for each task. Shape T."""
         return self.b.rates - self.a.rates
 
     @property
@@ -234,12 +242,12 @@ class Paired:
 
     @property
     def single(self) -> bool:
-        """Whether each side has one episode of each task."""
+        """True where each side has one episode of each task."""
         return bool(self.a.episodes.max() == 1 == self.b.episodes.max())
 
 
 def pair(a: Outcomes, b: Outcomes, repositories: Mapping[str, str] | None = None) -> Paired:
-    """The tasks that both have episodes of, in order of A. repositories: of each of them, or None."""
+    """Pair the tasks that both sides have episodes of, in the order of A. repositories: that of each task, or None."""
     tasks = tuple(task for task in a if a[task] and b.get(task))
     codes = None
     if repositories is not None:

@@ -26,10 +26,10 @@ from slime_swe.rollout.records import EVALUATIONS, Record, is_broken, trajectori
 class Evaluation:
     """One set as one source has it.
 
-    name: empty where the source does not say. outcomes: of each task, 1 for a sound episode that solved it, else 0.
-    broken: episodes that infrastructure ended. rollout: the one before it. samplings: what names each episode by the
-    tokens that were sampled. folder: of the run, whose recipe says where the tasks are from. limits: of its episodes;
-    None where nothing says them, as in a report.
+    name: empty where the source does not say. outcomes: by task, 1 for each sound episode that solved it, else 0.
+    broken: how many episodes infrastructure ended. rollout: the one before it. samplings: hashes that identify the
+    episodes by their sampled tokens. folder: that of the run, whose recipe says where the tasks are from. limits: those
+    of its episodes; None where nothing says them, as in a report.
     """
 
     source: str
@@ -66,7 +66,7 @@ class Repeated:
 
 
 def read_side(text: str, directory: str) -> dict[str, Repeated]:
-    """The sets of a side by name. directory: the folder of all runs.
+    """Read the sets of a side by name. directory: the folder of all runs.
 
     A set that one of several sources lacks is left out. Raises `UserError` where a source can't be read, where no set
     is in all of them, or where two of them hold the same episodes.
@@ -86,8 +86,8 @@ def read_side(text: str, directory: str) -> dict[str, Repeated]:
 
 
 def matched(a: Mapping[str, Repeated], b: Mapping[str, Repeated]) -> list[tuple[str, Repeated, Repeated]]:
-    """The sets to compare: of one name, or the only ones. A report, which names no set, is compared with all that share
-    a task with it. Raises `UserError` where there are none."""
+    """Pair the sets to compare: those of one name, or the only ones. A report, which names no set, is compared with all
+    that share a task with it. Raises `UserError` where no two sets can be compared."""
     if "" in a or "" in b:
         pairs = [(left.name or right.name or "reports", left, right) for left in a.values() for right in b.values()]
         return [pair for pair in pairs if pair[1].outcomes.keys() & pair[2].outcomes.keys()] or _refuse(a, b)
@@ -115,7 +115,7 @@ def _refuse(a: Mapping[str, Repeated], b: Mapping[str, Repeated]) -> Any:
 
 
 def read_source(source: str, directory: str) -> dict[str, Evaluation]:
-    """Its sets by name, each with its newest evaluation, or the one that is asked for."""
+    """Read a source's sets by name, each with its newest evaluation or the one that is asked for."""
     path = Path(source)
     if path.suffix == ".json" or path.is_file():
         return {"": read_report(path)}
@@ -128,7 +128,10 @@ def read_source(source: str, directory: str) -> dict[str, Evaluation]:
 
 
 def read_run(source: str, folder: Path, rollout: int | None) -> dict[str, Evaluation]:
-    """Raises `UserError` where the folder has no evaluation, none of this rollout, or one that was cut short."""
+    """Read a folder's evaluations by set: those of a rollout, or for None the newest.
+
+    Raises `UserError` where the folder has no evaluation, none of this rollout, or one that was cut short.
+    """
     require_complete(folder)
     path = folder / EVALUATIONS
     by_set: dict[str, dict[int, list[Record]]] = {}
@@ -151,8 +154,8 @@ def _moment(record: Record) -> int:
 
 
 def _without_tokens(record: Record) -> Record:
-    """They are most of a journal. Their hash stands as the response; where there are none, that of the turns, with the
-    seconds that they took."""
+    """Drop the tokens, which are most of a journal, and put their hash in place of the response. Where there are none,
+    it is the hash of the turns, with the seconds that they took."""
     said = (
         tuple(record.tokens) if record.response_length else msgspec.json.encode(record.turns) if record.turns else None
     )
@@ -170,7 +173,7 @@ def _without_tokens(record: Record) -> Record:
 
 
 def _evaluation(source: str, name: str, rollout: int, folder: Path, records: Iterable[Record]) -> Evaluation:
-    """Of one moment. Where a run was killed and has played it again, the last attempt counts."""
+    """Make the evaluation of one moment. Where a run was killed and has played it again, the last attempt counts."""
     played = list(records)
     last = max(record.attempt or 0 for record in played)
     outcomes: dict[str, list[int]] = {}
@@ -186,9 +189,10 @@ def _evaluation(source: str, name: str, rollout: int, folder: Path, records: Ite
 
 
 def _require_other_episodes(evaluations: Sequence[Evaluation]) -> None:
-    """Those of one sampling seed are the same again, or most of them, and would make every interval too narrow.
+    """Raise `UserError` where two evaluations share most of their episodes, as those of one sampling seed do: counted
+    twice they would make every interval too narrow.
 
-    Most, as infrastructure can break other episodes of each. A few can be equal by chance, where they are short.
+    Most suffices, as infrastructure can break other episodes of each. A few short ones can be equal by chance.
     """
     for place, one in enumerate(evaluations):
         for other in evaluations[:place]:
@@ -201,10 +205,10 @@ def _require_other_episodes(evaluations: Sequence[Evaluation]) -> None:
 
 
 def read_report(path: Path) -> Evaluation:
-    """A report of SWE-bench's harness: the tasks are `submitted_ids`, those solved `resolved_ids`.
+    """Read a report of SWE-bench's harness: the tasks are `submitted_ids`, those solved `resolved_ids`.
 
     As the harness counts them, errors and empty patches are not solved; `infra_failure_ids` are broken. Raises
-    `UserError`.
+    `UserError` where the file is no such report.
     """
     try:
         content = orjson.loads(path.read_bytes())
@@ -229,7 +233,7 @@ _REPORT = (("submitted_ids", "submitted"), ("resolved_ids", "resolved"), ("infra
 
 
 def _ids(content: Any, *names: str) -> list[str] | None:
-    """The first list of texts by one of these names."""
+    """Return the first list of texts that has one of these names, or None."""
     for name in names:
         found = content.get(name) if isinstance(content, dict) else None
         if isinstance(found, list) and all(isinstance(entry, str) for entry in found):

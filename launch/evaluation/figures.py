@@ -19,16 +19,16 @@ from slime_swe.rollout.records import Record, trajectories
 
 
 def figures_of(folder: Path, names: Sequence[str], spending: Spending | None) -> dict[str, dict[str, Any]]:
-    """Of each set, by what the journal has of it."""
+    """Return the figures of each set, from what the journal has of it."""
     prices = spending.prices if spending else None
     records = {name: records_of(folder, name) for name in names}
     return {name: {**evaluation_metrics(found), **costs(found, prices)} for name, found in records.items()}
 
 
-# What the episodes of a set used, and what that cost.
+# The tokens that the episodes of a set used, and their cost.
 def costs(records: Sequence[Record], prices: Prices | None) -> dict[str, Any]:
-    """Tokens and, by the prices, dollars: of the set, of an episode, and of a task that an episode has solved. Empty
-    where no episode says what it used.
+    """Count tokens and, by the prices, dollars: for the set, an episode, and a task that an episode has solved. The
+    result is empty where no episode says what it used.
 
     Episodes that infrastructure broke are paid for like others, and their cost is in all of these. Earlier attempts at
     an episode are not: `Spending` counts them too.
@@ -63,12 +63,12 @@ def _used(record: Record) -> Usage:
     return Usage(counters.prompt_tokens, counters.completion_tokens, counters.cached_tokens)
 
 
-# The same as tables.
+# The figures as tables.
 Results = Mapping[str, Mapping[str, Any]]
 
 
 def show(document: Mapping[str, Any], console: Console) -> None:
-    """document: as `--json` prints it."""
+    """Print an evaluation's tables. document: as `--json` prints it."""
     results = document["sets"]
     console.print(_solved(results, complete=document["complete"]))
     console.print(f"Episodes of {in_words(document)}", highlight=False)
@@ -110,7 +110,7 @@ def _passes(results: Results) -> Table:
 
 
 def _of_kind(name: str, kind: str, figures: Mapping[str, float]) -> Table:
-    """Figures that only tasks of this kind have."""
+    """Make the table of the figures that only tasks of this kind have."""
     table = _table(f"{name}: {kind}", *figures)
     table.add_row(
         *(f"{value:.0f}" if value == int(value) and value > 1 else f"{value:.3f}" for value in figures.values())

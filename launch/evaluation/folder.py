@@ -34,8 +34,11 @@ _FREE = {
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """What is evaluated. endpoint: empty for a checkpoint. episodes: of all sets. left: how many of them are not in the
-    journal; all, until the evaluation has ended by itself."""
+    """The model that is evaluated, and how much of it is played.
+
+    endpoint: empty for a checkpoint. episodes: the number in all sets. left: how many of them are not in the journal;
+    all, until the evaluation has ended by itself.
+    """
 
     model: str
     endpoint: str
@@ -48,7 +51,7 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 def read_evaluation(folder: Path) -> Evaluation | None:
-    """None for a run, and for an evaluation of an earlier version. Raises `UserError` for a file that is damaged."""
+    """Read a folder's evaluation; None for a run, or one of an earlier version. Raises `UserError` if it is damaged."""
     path = folder / EVALUATION
     if not path.is_file():
         return None
@@ -70,8 +73,10 @@ def require_complete(folder: Path) -> None:
 
 @contextmanager
 def output(folder: Path, recipe: Recipe, evaluation: Evaluation, *, resume: bool) -> Iterator[None]:
-    """The folder, which no other process writes meanwhile. Raises `UserError` where it holds something, or with
-    `resume` not this evaluation."""
+    """Hold the folder, so that no other process writes it meanwhile.
+
+    Raises `UserError` where it holds something, or with `resume` not this evaluation.
+    """
     if resume:
         if not (folder / RECIPE_FILE).is_file():
             raise UserError(f"--resume: --output {folder} holds no evaluation: leave out --resume to begin one")
@@ -95,7 +100,7 @@ def output(folder: Path, recipe: Recipe, evaluation: Evaluation, *, resume: bool
 
 @contextmanager
 def _attempt(folder: Path) -> Iterator[None]:
-    """Its end is recorded for who watches the folder."""
+    """Hold an attempt at the evaluation, and record its end for who watches the folder."""
     with attempt_with_status(folder) as attempt:
         yield
         evaluation = read_evaluation(folder)
@@ -103,26 +108,29 @@ def _attempt(folder: Path) -> Iterator[None]:
 
 
 def begin(folder: Path, recipe: Recipe, evaluation: Evaluation) -> None:
-    """Write what the readers of a run's folder need."""
+    """Write the evaluation and its recipe, which the readers of a run's folder need."""
     evaluation.write(folder)
     with writing(folder / RECIPE_FILE):
         save_recipe(recipe, folder / RECIPE_FILE)
 
 
 def appending(folder: Path, name: str) -> Callable[[list[Sample]], None]:
-    """Appends each episode of one set to the journal. All attempts at an evaluation are one moment to its readers, of
-    which they take the last attempt: so each has the number 1."""
+    """Return a function that appends episodes of one set to the journal.
+
+    All attempts at an evaluation are one moment to its readers, of which they take the last attempt: so each has the
+    number 1.
+    """
     return lambda samples: append_records(folder / EVALUATIONS, samples, rollout_id=-1, dataset=name, attempt=1)
 
 
 def known_episodes(folder: Path, name: str) -> set[int]:
-    """The indices of the episodes of a set that are in the journal."""
+    """Return the indices of the episodes of a set that are in the journal."""
     summaries = read_summaries(folder / EVALUATIONS)
     return {one.trajectory for _, one in summaries if one.dataset == name and one.trajectory is not None}
 
 
 def records_of(folder: Path, name: str) -> list[Record]:
-    """The journal's records of a set in the order of its tasks, without their tokens."""
+    """Read the journal's records of a set in the order of its tasks, without their tokens."""
     found = [_without_tokens(record) for record in read_records(folder / EVALUATIONS) if record.dataset == name]
     return sorted(found, key=lambda record: trajectory_of(record) or 0)
 
@@ -146,7 +154,7 @@ def _require_same(folder: Path, recipe: Recipe, evaluation: Evaluation) -> None:
 
 
 def _forget_broken(journal: Path) -> None:
-    """Take the records of broken episodes out of the journal, and of one that a kill has cut short."""
+    """Take out of the journal the records of broken episodes, and of one whose line a kill has cut short."""
     if not journal.exists():
         return
     found = read_summaries(journal)
@@ -182,7 +190,7 @@ def limits_of(recipe: Recipe) -> dict[str, int]:
 
 
 def limits_in(folder: Path) -> dict[str, int] | None:
-    """Those of a run or an evaluation; None where its recipe can't be read, as of another version."""
+    """Read the limits of a run or an evaluation; None where its recipe can't be read, as that of another version."""
     try:
         return limits_of(read_recipe(folder / RECIPE_FILE))
     except UserError:

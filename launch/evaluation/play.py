@@ -57,7 +57,10 @@ async def embedded_server(args: Namespace, folder: Path) -> AsyncIterator[None]:
 
 
 async def evaluate_endpoint(recipe: Recipe, folder: Path, sets: Sets, endpoint: Endpoint, spending: Spending) -> None:
-    """The same at an endpoint, until its budget is spent. Raises `UserError` for what the endpoint refuses."""
+    """Play the episodes that the folder's journal has not at an endpoint, until its budget is spent.
+
+    Raises `UserError` for what the endpoint refuses.
+    """
     args = endpoint_args(recipe, folder, endpoint)
     spending = await spending_of(spending)
     await play_sets(args, folder, sets, spending)
@@ -71,7 +74,7 @@ async def require_usable(endpoint: Endpoint) -> None:
 
 
 def endpoint_args(recipe: Recipe, folder: Path, endpoint: Endpoint) -> Namespace:
-    """There are no weights here, and no engine that a token could be sent to."""
+    """Return arguments for an endpoint: there are no weights here, and no engine that a token could be sent to."""
     args = to_args(with_value(recipe, "model.checkpoint", EMBEDDED_SEED), folder)
     args.hf_checkpoint, args.sglang_router_ip, args.sglang_router_port = "", "", 0
     args.use_rollout_routing_replay = False

@@ -23,7 +23,7 @@ from slime_swe.rollout.endpoint.client import key_of, require_endpoint
 from slime_swe.rollout.engine import UNANSWERED, workers_at
 from slime_swe.rollout.retention import METADATA, TRACKER, saved
 
-# Whose limits an endpoint's model has where no recipe is named: those of a model of full size.
+# An endpoint's model has this recipe's limits where none is named: those of a model of full size.
 ENDPOINT_RECIPE = "qwen3_coder_30b_a3b"
 ENDPOINT_CONCURRENCY = 16  # episodes at once: hosted APIs have limits of their own
 EMBEDDED_CONCURRENCY = 64  # of the embedded server, where the recipe leaves it to the caches of GPUs
@@ -31,7 +31,10 @@ EMBEDDED_CONCURRENCY = 64  # of the embedded server, where the recipe leaves it 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """url: the base of its API. model: the name there. key_variable: the environment's that holds the key, or empty."""
+    """A model at an OpenAI-compatible endpoint.
+
+    url: the base of its API. model: its name there. key_variable: the environment variable with the key, or empty.
+    """
 
     url: str
     model: str
@@ -39,8 +42,8 @@ class Endpoint:
 
 
 def endpoint_of(target: str, model: str | None, key_variable: str | None) -> Endpoint | None:
-    """None where the target is no address. Raises `UserError` for what does not go together; `model` may be that of
-    SGLang too, which only the recipe can tell."""
+    """Return the endpoint at an address; None where the target is no address. Raises `UserError` for what does not go
+    together; `model` may be that of SGLang too, which only the recipe can tell."""
     if "://" not in target:
         if key_variable:
             raise UserError(
@@ -55,7 +58,7 @@ def endpoint_of(target: str, model: str | None, key_variable: str | None) -> End
 
 
 def recipe_at(endpoint: Endpoint, given: Sequence[str], concurrency: int | None) -> Recipe:
-    """The recipe that says how episodes are played; it names the endpoint's model."""
+    """Resolve the recipe that says how episodes are played; it names the endpoint's model."""
     recipe = resolve(ENDPOINT_RECIPE, given)
     recipe = with_value(recipe, "model.checkpoint", endpoint.model)
     if concurrency is None and not value_of("serving.concurrency", given, ""):
@@ -64,8 +67,8 @@ def recipe_at(endpoint: Endpoint, given: Sequence[str], concurrency: int | None)
 
 
 def recipe_for(target: str, given: list[str]) -> Recipe:
-    """The run's own recipe with these weights or its newest; or the named one with the model at `target`. Where it
-    leaves the episodes at once to the caches of GPUs, the embedded server gets `EMBEDDED_CONCURRENCY`."""
+    """Resolve the run's own recipe with these weights or its newest, or the named one with the model at `target`. Where
+    it leaves the episodes at once to the caches of GPUs, the embedded server gets `EMBEDDED_CONCURRENCY`."""
     recipe = _recipe_for(target, given)
     return recipe if recipe.serving.concurrency else with_value(recipe, "serving.concurrency", EMBEDDED_CONCURRENCY)
 
@@ -82,7 +85,7 @@ def _recipe_for(target: str, given: list[str]) -> Recipe:
 
 
 def model_folder(target: Path) -> Path | None:
-    """The folder of the model that a path names itself, or as a checkpoint; None where it names none.
+    """Find the folder of the model that a path names itself, or as a checkpoint; None where it names none.
 
     Raises `UserError` for a folder that is neither a model, nor a checkpoint, nor a run.
     """
@@ -100,7 +103,10 @@ def model_folder(target: Path) -> Path | None:
 
 
 def newest_weights(folder: Path) -> Path:
-    """The newest weights in Hugging Face format: the embedded engine's checkpoint, or what SLiME has exported."""
+    """Find the newest weights in Hugging Face format: the embedded engine's checkpoint, or what SLiME has exported.
+
+    Raises `UserError` where there are none.
+    """
     from slime_swe.embedded.checkpoint import latest
 
     found = latest(folder / "checkpoints")
@@ -116,7 +122,7 @@ def newest_weights(folder: Path) -> Path:
 
 # Checkpoints in Megatron's format, which no server reads, and the command that makes a Hugging Face model of one.
 def megatron_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that a folder is, or the newest one in it; None where it holds none."""
+    """Find the Megatron checkpoint that a folder is, or the newest one in it; None where it holds none."""
     if (folder / METADATA).is_file():
         return folder
     if not (folder / TRACKER).is_file():
@@ -126,7 +132,7 @@ def megatron_checkpoint(folder: Path) -> Path | None:
 
 
 def unconverted(checkpoint: Path) -> UserError:
-    """The error of one that should be a model in Hugging Face format: it says where one is, and how it is made."""
+    """Return the error for a Megatron checkpoint, saying where a Hugging Face model is and how one is made of it."""
     checkpoint = checkpoint.resolve()
     run = next((folder for folder in checkpoint.parents[:3] if (folder / RECIPE_FILE).is_file()), None)
     said = f"{checkpoint} is a checkpoint in Megatron's format, and evaluations read Hugging Face's"
@@ -139,7 +145,7 @@ def unconverted(checkpoint: Path) -> UserError:
 
 
 def _command(checkpoint: Path, recipe: Recipe | None = None) -> str:
-    """SLiME's own tool, on one line."""
+    """Return the command line of SLiME's own conversion tool."""
     checkouts, origin, size = SLIME.checkouts(), "MODEL", list[str]()
     if recipe is not None:
         origin = str(checkpoint_path(recipe.model.checkpoint, recipe.model.folder))
@@ -158,7 +164,7 @@ _ANSWER_SECONDS = 30.0
 
 
 def start_command(recipe: Recipe) -> str:
-    """Starts SGLang with the recipe's checkpoint, on as many GPUs as an engine of it has."""
+    """Return the command that starts SGLang with the recipe's checkpoint, on as many GPUs as an engine of it has."""
     serving = recipe.serving
     words = [
         "python -m sglang.launch_server --model-path",
@@ -176,8 +182,8 @@ def start_command(recipe: Recipe) -> str:
 
 
 async def models_at(url: str) -> dict[str, str]:
-    """The URL of each server there, which are a router's workers or the server itself, and the `model_path` that it
-    states; empty where it states none. Raises `InfrastructureError` where none answers."""
+    """Ask each server there, a router's workers or the server itself, for its `model_path`, and return that by URL; it
+    is empty where a server states none. Raises `InfrastructureError` where none answers."""
     timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
     found: dict[str, str] = {}
     try:
@@ -203,8 +209,8 @@ async def _model_path(http: aiohttp.ClientSession, url: str) -> str:
 async def require_serves(url: str, folder: Path, name: str | None) -> None:
     """Raise `UserError` where a server at this address states another model than the one in `folder`.
 
-    name: what the servers call it, where that is not the folder. Not covered: a server that states no model, and a
-    folder that has changed since the server loaded it.
+    name: what the servers call it, where that is not the folder. It does not cover a server that states no model,
+    nor a folder that has changed since the server loaded it.
     """
     for server, path in (await models_at(url)).items():
         right = path == name if name else Path(path).resolve() == folder.resolve()

@@ -39,11 +39,11 @@ TRAINING = "train"  # the name of the set whose episodes are trained on
 class Exporter:
     """One export.
 
-    what: is written, in a few words. opened: the command that reads it, with `{path}`. packages: what it imports, which
-    the extra `extra` brings. is_folder: it writes files into a folder, else one file. has_messages: it writes what was
-    said, so that episodes need turns. needs_tokens: it writes what was sampled, so that they need tokens. Left out
-    are, unless takes_broken, episodes that infrastructure broke, and, unless takes_silent, those in which nothing was
-    said.
+    what: what is written, in a few words. opened: the command that reads it, with `{path}`. packages: those that it
+    imports, which the extra `extra` brings. is_folder: it writes files into a folder, else one file. has_messages: it
+    writes what was said, so that episodes need turns. needs_tokens: it writes what was sampled, so that they need
+    tokens. Left out are, unless takes_broken, episodes that infrastructure broke, and, unless takes_silent, those in
+    which nothing was said.
     """
 
     what: ClassVar[str]
@@ -57,7 +57,7 @@ class Exporter:
     takes_silent: ClassVar[bool] = False
 
     def __init__(self, path: Path, run: ExportedRun) -> None:
-        """path: where to write; an empty folder where `is_folder`, else nothing is there."""
+        """Begin an export. path: where to write; an empty folder where `is_folder`, else nothing is there."""
         self.path, self.run = path, run
 
     def add(self, episode: ExportedEpisode) -> None:
@@ -69,15 +69,15 @@ class Exporter:
 
 
 def exporter_class(name: str) -> type[Exporter]:
-    """The format of a name in `EXPORTERS`, or at a dotted path. Raises `UserError`."""
+    """Load the exporter of a name in `EXPORTERS`, or at a dotted path. Raises `UserError` for an unknown one."""
     found: type[Exporter] = load_registered(name, EXPORTERS, "--to")
     return found
 
 
-# What exporters are given.
+# Exporters are given a run and its episodes.
 @dataclass(frozen=True)
 class ExportedRun:
-    """name: the run's. model: the checkpoint that it began with, or evaluates. agent: as the recipe names it."""
+    """A run. name: its own. model: the checkpoint that it began with, or evaluates. agent: as the recipe names it."""
 
     name: str
     model: str
@@ -91,7 +91,7 @@ class ExportedRun:
 
 @dataclass(frozen=True)
 class ExportedEpisode:
-    """One episode. records: its samples, the one that was given first. tools: the schemas that each of them offered.
+    """One episode. records: its samples, in the order of the journal. tools: the schemas that each of them offered.
     trained: what the step made of each, None where no step had it.
     """
 
@@ -105,13 +105,13 @@ class ExportedEpisode:
 
     @property
     def moment(self) -> str:
-        """Which set, and which rollout: `train-rollout3`, `heldout-rollout-1` for the evaluation before the first."""
+        """The set and the rollout: `train-rollout3`, or `heldout-rollout-1` for the evaluation before the first."""
         name = re.sub(r"[^\w.]+", "-", self.first.dataset or TRAINING)
         return name if self.first.rollout_id is None else f"{name}-rollout{self.first.rollout_id}"
 
     @property
     def number(self) -> int:
-        """The episode's, unique within a moment."""
+        """The episode's number, unique within a moment."""
         found = self.first.index if self.first.trajectory is None else self.first.trajectory
         return 0 if found is None else found
 
@@ -126,7 +126,7 @@ class ExportedEpisode:
 
     @property
     def started(self) -> float:
-        """Unix time, seconds; 0.0 where it is not known."""
+        """The Unix time at which the episode began, in seconds; 0.0 where it is not known."""
         return self.first.episode.timings.started if self.first.episode else 0.0
 
     @property
@@ -139,28 +139,28 @@ class ExportedEpisode:
 
     @property
     def turns(self) -> list[Turn]:
-        """The whole episode's, each once, in order of time."""
+        """The turns of the whole episode, each once, in order of time."""
         return of_episode(record.turns or [] for record in self.records)
 
     @property
     def advantage(self) -> float | list[float] | None:
-        """Of the sample that was trained first: siblings share that of their episode."""
+        """The advantage of the sample that was trained first, as an episode's samples share it; None where none was."""
         return next((trained.advantage for trained in self.trained if trained), None)
 
     @property
     def error(self) -> str:
-        """What infrastructure failed by; empty for an episode that none has broken."""
+        """The infrastructure failure that broke the episode; empty where none has."""
         if not self.first.broken:
             return ""
         failure = self.first.infrastructure
         return f"{failure.where}: {failure.detail}".strip(": ") if failure else self.first.status
 
     def at(self, seconds: float) -> str | None:
-        """ISO 8601, so many seconds after the episode began; None where its begin is not known."""
+        """Return the time, ISO 8601, so many seconds after the episode began; None where its begin is not known."""
         return utc(self.started + seconds) if self.started else None
 
     def about(self) -> dict[str, Any]:
-        """What is known of it beside messages and patch, of JSON's types."""
+        """Return what is known of the episode beside its messages and patch, in JSON's types."""
         first = self.first
         found = {
             "task": first.task,
@@ -182,7 +182,7 @@ class ExportedEpisode:
 
 
 def utc(seconds: float) -> str:
-    """ISO 8601, of Unix time. Raises `UserError` for what is none."""
+    """Format a Unix time, in seconds, by ISO 8601. Raises `UserError` for what is none."""
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat()
     except (ValueError, OverflowError, OSError) as error:
@@ -193,7 +193,7 @@ def utc(seconds: float) -> str:
 
 
 def read_episodes(folder: Path, journal: Path, selected: Selected, secrets: Secrets) -> Iterator[ExportedEpisode]:
-    """The episodes of the selected records, those of one moment together; only their lines are read."""
+    """Yield the episodes of the selected records, those of one moment together; only their lines are read."""
     known: dict[str | None, list[dict[str, Any]]] = {}
     trained = TrainedSamples(folder / TRAINED)
     moments: dict[Any, dict[Any, list[Place]]] = {}
@@ -210,7 +210,7 @@ def read_episodes(folder: Path, journal: Path, selected: Selected, secrets: Secr
 
 
 def require_turns(episode: ExportedEpisode, journal: Path) -> None:
-    """Raise `UserError` where they were not recorded."""
+    """Raise `UserError` where the turns of an episode that is not broken were not recorded."""
     if not episode.first.broken and any(record.turns is None for record in episode.records):
         raise UserError(
             f"{journal} has no turns of the episode {episode.number} ({episode.task}): an earlier version recorded it, "
@@ -219,7 +219,7 @@ def require_turns(episode: ExportedEpisode, journal: Path) -> None:
 
 
 def require_tokens(episode: ExportedEpisode, journal: Path) -> None:
-    """Raise `UserError` where they were not recorded."""
+    """Raise `UserError` where the tokens of an episode that is not broken were not recorded."""
     if not episode.first.broken and not any(record.tokens for record in episode.records):
         raise UserError(
             f"{journal} has no tokens of the episode {episode.number} ({episode.task}), as an endpoint gives none: "

@@ -122,7 +122,7 @@ def _sample(episode: ExportedEpisode, epoch: int, model: str) -> EvalSample:
 
 
 def _seconds(episode: ExportedEpisode) -> float:
-    """That it took; 0.0 where that is not known."""
+    """Return how long the episode took; 0.0 where that is not known."""
     return episode.first.episode.timings.total if episode.first.episode else 0.0
 
 

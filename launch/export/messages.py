@@ -37,7 +37,7 @@ class Messages(Exporter):
 
 
 def up_to_last_reply(record: Record) -> list[Turn]:
-    """A sample's turns up to the last that was sampled."""
+    """Return a sample's turns up to the last that was sampled."""
     turns = record.turns or []
     last = max((at for at, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
     return turns[: last + 1]

@@ -74,7 +74,7 @@ storage_mb = 4096
 
 
 def write_harbor(tasks: Sequence[Task], folder: Path) -> None:
-    """A folder for each task, in a new folder. Raises `UserError` where there is one."""
+    """Write a folder for each task into a new folder. Raises `UserError` where that is there already."""
     with _new(folder) as made:
         for task in tasks:
             place = made / _slug(task.id)
@@ -94,8 +94,8 @@ def write_harbor(tasks: Sequence[Task], folder: Path) -> None:
 
 
 def write_swebench(tasks: Sequence[Task], folder: Path) -> None:
-    """`records.jsonl` and, in `images/ID`, what `docker build -t slime-swe/ID` takes, in a new folder. Raises
-    `UserError` where there is one."""
+    """Write `records.jsonl` and, in `images/ID`, what `docker build -t slime-swe/ID` takes, into a new folder. Raises
+    `UserError` where that is there already."""
     with _new(folder) as made:
         for task in tasks:
             write_image(task, made / "images" / _slug(task.id))
@@ -104,7 +104,7 @@ def write_swebench(tasks: Sequence[Task], folder: Path) -> None:
 
 
 def record_of(task: Task) -> dict[str, Any]:
-    """In SWE-bench's fields. The image keeps the tests a second time, outside of the repository, to be restored."""
+    """Return a task in SWE-bench's fields. Its image has a copy of the tests outside the repository, to restore."""
     script = ["#!/bin/bash", "cd /testbed", "cp -R /opt/protected/. .", f"echo '{START}'", task.oracle.command]
     return {
         "instance_id": task.id,
@@ -125,7 +125,7 @@ def record_of(task: Task) -> dict[str, Any]:
 
 
 def write_image(task: Task, folder: Path) -> None:
-    """What `docker build` makes the task's image of."""
+    """Write the folder from which `docker build` makes the task's image."""
     _write(folder / "repository", task.workspace.files)
     _write(folder / "protected", {path: task.workspace.files[path] for path in task.oracle.protected})
     _write(folder, {"Dockerfile": _DOCKERFILE + "COPY protected /opt/protected\n"})
@@ -141,12 +141,12 @@ def _write(folder: Path, texts: Any) -> None:
 
 
 def _slug(name: str) -> str:
-    """As Docker and Harbor take names."""
+    """Spell a name as Docker and Harbor take it."""
     return re.sub(r"[^a-z0-9._-]+", "-", name.lower())
 
 
 class _new:
-    """A folder that is there whole or not at all."""
+    """A new folder that is there whole or not at all. Raises `UserError` where it is there already."""
 
     def __init__(self, folder: Path) -> None:
         if folder.exists():

@@ -41,8 +41,11 @@ SUITE_SECONDS = 900.0
 
 @dataclass(frozen=True)
 class FactorySettings:
-    """most: tasks of faults of one package. jobs: sandboxes at once. checked: tasks that are graded once more at the
-    end, each in fresh sandboxes, as in training."""
+    """The settings of `make`.
+
+    most: how many fault tasks one package gives at most. jobs: sandboxes at once. checked: how many tasks are graded
+    once more at the end, each in fresh sandboxes, as in training.
+    """
 
     sandbox: str = "local"
     jobs: int = 1
@@ -53,8 +56,11 @@ class FactorySettings:
 
 @dataclass
 class Outcome:
-    """tasks: chosen. reasons: why others are none, with how many. checked, unsound: of those graded once more, how
-    many, and what is wrong with those that were left out. without: packages that gave nothing, and why."""
+    """The tasks that were made, and what became of the other candidates.
+
+    tasks: the chosen ones. reasons: how many candidates are no task, by reason. checked: how many were graded once
+    more. unsound: what is wrong with those of them that were left out. without: packages that gave nothing, and why.
+    """
 
     tasks: list[Task] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -77,10 +83,11 @@ async def make(
     say: Say = lambda line: None,
     on_task: OnTask = lambda count: None,
 ) -> Outcome:
-    """groups: of each package its archives, the newest first. written: what agents have made of a package.
+    """Make tasks of packages. groups: each package's archives, the newest first.
 
-    say: is told what was found of a package. on_task: how many candidates have proven themselves so far. Raises
-    `UserError` where no package is of any use, `InfrastructureError` where sandboxes fail.
+    written: returns the candidates that agents have made of a package. say: is told what was found of a package.
+    on_task: is told how many candidates have proven themselves so far. Raises `UserError` where no package is of any
+    use, `InfrastructureError` where sandboxes fail.
     """
     outcome = Outcome()
     works = [_Work(archives, settings, written) for archives in groups]
@@ -136,7 +143,7 @@ class _Work:
         self._single: list[Candidate] = []
 
     async def prepare(self, sandboxes: Sandboxes) -> None:
-        """Read and measure. Raises `UserError` where it can't be used."""
+        """Read the package and measure its tests. Raises `UserError` where it can't be used."""
         package = await asyncio.to_thread(read_package, self._archives[0])
         traced = tracing(package.files, package.tests, TEST_SECONDS, SUITE_SECONDS)
         suite = Job({}, package.tests, SUITE_SECONDS)
@@ -200,8 +207,8 @@ class _Work:
             on_verdict(verdict, False)
 
     def _next(self, journal: Journal, on_verdict: Callable[[Verdict, bool], None]) -> Iterator[Candidate]:
-        """Candidates that are not known, as long as the package has not given enough; after the single faults those
-        that combine two."""
+        """Yield candidates that the journal does not know, until the package has given enough: after the single faults
+        those that combine two."""
         while self._first:
             first = self._first.popleft()
             if known := journal.known(first):
@@ -232,12 +239,12 @@ class _Work:
                 self._single.append(verdict.candidate)
 
 
-# What was found of each candidate, a line each, so that an interrupted `make-tasks` goes on where it stopped.
+# The journal has a line for each candidate, so that an interrupted `make-tasks` goes on where it stopped.
 FORM = 1  # of the lines, and of how candidates are proven: a line of another does not count
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
-    """task: without its files, which the candidate has."""
+    """One candidate's verdict as the journal keeps it. task: without its files, which the candidate has."""
 
     digest: str
     form: int
@@ -247,7 +254,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
 
 
 class Journal:
-    """Raises `UserError` where the file holds something else or can't be read."""
+    """The verdicts on candidates, in a file. Raises `UserError` where it holds something else or can't be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -289,7 +296,7 @@ class Journal:
 
 @asynccontextmanager
 async def _batches(package: Package, sandboxes: Sandboxes) -> AsyncIterator[Batches]:
-    """In a sandbox of the package as it is, whose modules are compiled."""
+    """Yield batches in a sandbox of the package as it is, whose modules are compiled."""
     async with sandboxes.open(package.files, LIMITS) as sandbox:
         batches = Batches(sandbox, found_from(package.root))
         await batches.run([Job({}, [*package.tests, "--collect-only"], compile=True)])
@@ -297,7 +304,7 @@ async def _batches(package: Package, sandboxes: Sandboxes) -> AsyncIterator[Batc
 
 
 def _pairs(newest: Package, others: Sequence[Path]) -> list[tuple[Package, Package]]:
-    """(older, newer), of those that can be read."""
+    """Pair successive releases as (older, newer), of those that can be read."""
     packages = [newest]
     for path in others:
         try:
@@ -308,7 +315,7 @@ def _pairs(newest: Package, others: Sequence[Path]) -> list[tuple[Package, Packa
 
 
 def _ordered(proven: Sequence[Verdict]) -> list[Task]:
-    """Whatever the order in which they were proven: by source, then mixed."""
+    """Order tasks by source, then by digest, whatever the order in which they were proven."""
     found = {verdict.candidate.digest: verdict for verdict in proven}
     order = {"releases": 0, "written": 1, "faults": 2}
     verdicts = sorted(found.values(), key=lambda one: (order[one.candidate.source], one.candidate.digest))
@@ -318,7 +325,7 @@ def _ordered(proven: Sequence[Verdict]) -> list[Task]:
 async def _checked(
     tasks: Sequence[Task], settings: FactorySettings, sandboxes: Sandboxes, outcome: Outcome
 ) -> list[Task]:
-    """Without those of a sample, and of all that agents wrote, that the grader of training does not find sound."""
+    """Leave out the tasks that the grader of training does not find sound, among a sample and all that agents wrote."""
     sample = random.Random(len(tasks)).sample(range(len(tasks)), min(settings.checked, len(tasks)))
     written = [number for number, task in enumerate(tasks) if task.source == "factory-written"]
     waiting = iter(sorted({*sample, *written}))

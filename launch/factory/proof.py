@@ -46,8 +46,8 @@ _ERROR = re.compile(r"^E   +([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Measured:
-    """A package, the tests of it that passed in so many runs of all of them, and what they run; without that, all of
-    them may be a candidate's."""
+    """A package and the tests of it that passed in every one of `runs` runs. coverage: the lines that they run; without
+    it, all of them count for every candidate."""
 
     package: Package
     usable: Sequence[str]
@@ -55,7 +55,7 @@ class Measured:
     coverage: CoverageMap | None = None
 
     def tests_of(self, candidate: Candidate) -> list[str]:
-        """Those that run a changed line."""
+        """Return the usable tests that run a line that the candidate changes."""
         if self.coverage is None:
             return list(self.usable)
         found: dict[str, None] = {}
@@ -64,7 +64,7 @@ class Measured:
         return [name for name in self.usable if name in found]
 
     def some(self, names: list[str], most: int = MAX_TESTS) -> list[str]:
-        """At most so many, and as take `MAX_SECONDS`, evenly from all."""
+        """Choose at most `most` tests, and only as many as take `MAX_SECONDS`, evenly from all."""
         seconds = sum(self.coverage.seconds[name] for name in names) if self.coverage else 0.0
         share = min(1.0, most / max(len(names), 1), MAX_SECONDS / max(seconds, 1e-9))
         return [name for number, name in enumerate(names) if int((number + 1) * share) > int(number * share)]
@@ -72,7 +72,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Verdict:
-    """task: of what proved itself. reason: why there is none, one of a few words; detail: more, for people."""
+    """A candidate's verdict. task: None where it is none. reason: why, in fixed words. detail: more, for people."""
 
     candidate: Candidate
     task: Task | None = None
@@ -81,8 +81,8 @@ class Verdict:
 
 
 async def prove(candidates: Sequence[Candidate], measured: Measured, batches: Batches) -> list[Verdict]:
-    """A verdict for each, in their order. Two batches: one that shows which candidates break a test, and one for the
-    other runs of those that do. Raises what `Batches.run` does."""
+    """Return a verdict for each candidate, in their order, after two batches: one that shows which of them break a
+    test, and one for the other runs of those that do. Raises what `Batches.run` does."""
     trials = [_Trial(one, measured.tests_of(one)) for one in candidates]
     for trial in trials:
         if trial.candidate.source != "releases":  # what fails of the next release's tests is sought among all
@@ -117,17 +117,17 @@ _JOBS, _RESULTS, _COVERAGE = f"{_PLACE}/jobs.json", f"{_PLACE}/results.jsonl", f
 
 
 class Batches:
-    """Of one open sandbox that holds the project, and for one caller at a time."""
+    """Runs of a project's tests in one open sandbox that holds it, for one caller at a time."""
 
     def __init__(self, sandbox: Sandbox, arguments: Sequence[str]) -> None:
-        """arguments: of every call of pytest."""
+        """Take an open sandbox. arguments: those of every call of pytest."""
         self._sandbox = sandbox
         self._arguments = list(arguments)
         self._is_ready = self._has_coverage = False
 
     async def run(self, jobs: Sequence[Job]) -> list[Run]:
-        """One after the other, each from the project as it is. Raises `SandboxError`, and `UserError` where none of
-        them can be run, or where one is to be traced and coverage is not installed here."""
+        """Run jobs one after the other, each from the project as it is. Raises `SandboxError`, and `UserError` where
+        none of them can be run, or where one is to be traced and coverage is not installed here."""
         if not self._is_ready:
             await self._sandbox.write_file(f"{_PLACE}/{PROGRAM.name}", PROGRAM.read_bytes())
             self._is_ready = True
@@ -146,8 +146,8 @@ class Batches:
 
 
 def _packed(package: str) -> bytes:
-    """Its modules, those in C too: with its tracer in Python alone coverage is many times slower. An interpreter that
-    these are not for has that one."""
+    """Pack a package's modules, those in C too: with its tracer in Python alone, coverage is many times slower. An
+    interpreter that the C modules are not built for uses the tracer in Python."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for path in sorted(located(package).iterdir()):
@@ -170,13 +170,13 @@ class _Trial:
         return [name for name in self.names if not self.first.passed.get(name)]
 
     def job(self, files: Mapping[str, str | None], names: Iterable[str], seconds: float, *, texts: bool = False) -> Job:
-        """What a release's tests take has not been measured."""
+        """Make a job of these tests. It has no waiting limit for a release, whose tests have not been measured."""
         waiting = 0.0 if self.candidate.source == "releases" else WAITING
         return Job(files, functions_of(names), seconds, waiting=waiting, texts=texts)
 
 
 def _further(trial: _Trial, right_runs: int) -> list[Job]:
-    """The broken state again, the right one, and once that with what fails mutated."""
+    """Make the further jobs: the broken state again, the right one, and once that with the failing tests mutated."""
     seconds = max(2.0, min(SECONDS, 5 * trial.first.seconds))
     package = trial.candidate.package
     failed = {name: name for name in trial.failed}
@@ -187,7 +187,7 @@ def _further(trial: _Trial, right_runs: int) -> list[Job]:
 
 
 def _reason(trial: _Trial) -> str:
-    """Why the first run of a broken state shows that it is no task."""
+    """Say why the first run of a broken state shows that it is no task; empty where it may be one."""
     run, failed = trial.first, trial.failed
     if run.timed_out:
         return "hangs"
@@ -199,7 +199,7 @@ def _reason(trial: _Trial) -> str:
 
 
 def _judged(trial: _Trial, again: Sequence[Run], right: Sequence[Run], mutated: Run) -> Verdict:
-    """The runs are those of `_further`."""
+    """Judge a candidate by its runs, which are those of `_further`."""
     candidate, first = trial.candidate, trial.first
     broken = [first, *again]
     known = [name for name in trial.names if _PLAIN_ID.fullmatch(name) and all(name in run.tests for run in right)]
@@ -224,7 +224,7 @@ def _judged(trial: _Trial, again: Sequence[Run], right: Sequence[Run], mutated: 
 
 
 def task_of(candidate: Candidate, fail_to_pass: tuple[str, ...], pass_to_pass: tuple[str, ...], broken: Run) -> Task:
-    """broken: a run of the broken state, with texts."""
+    """Make the task of a candidate. broken: a run of the broken state, with texts."""
     package, gold, files = candidate.package, candidate.gold_patch(), candidate.broken_files()
     command = command_of((*fail_to_pass, *pass_to_pass), package.root)
     failures = {name: broken.tests[name].text if name in broken.tests else "" for name in fail_to_pass}
@@ -245,6 +245,6 @@ def task_of(candidate: Candidate, fail_to_pass: tuple[str, ...], pass_to_pass: t
 
 
 def _trial(run: Run, task: Task) -> Trial:
-    """What the grader would say of the same results."""
+    """Return the trial that the grader would make of the same results."""
     tests = {name: run.passed.get(name, False) for name in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass)}
     return Trial(tests, all(tests.values()), "", timed_out=run.timed_out)

@@ -23,8 +23,8 @@ Figures = Mapping[str, Mapping[int, float]]  # SLiME's name of a figure -> step 
 class Trainer:
     """One run of SLiME's trainer. steps: by rollout. figures: SLiME's own. exports: rollout -> Hugging Face folder.
 
-    arguments: what SLiME's and Megatron's parsers made of the command line. parameters: of each rank of tensor and
-    pipeline parallelism, as Megatron counts them.
+    arguments: what SLiME's and Megatron's parsers made of the command line. parameters: the number that each rank of
+    tensor and pipeline parallelism has, as Megatron counts them.
     """
 
     steps: Mapping[int, Step]
@@ -36,9 +36,10 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Evidence:
-    """recipe: as it was rehearsed. limits: of the checks, on that platform. config: the toy's `config.json`.
+    """Everything that the checks read.
 
-    ends: tokens that end a turn, by the chat template.
+    recipe: as it was rehearsed. limits: those of the checks, on that platform. config: the toy's `config.json`. ends:
+    tokens that end a turn, by the chat template.
 
     layout: the run of rollouts, training and weight updates. alone: the same rollouts, trained by one rank. resumed:
     the last of them again, after a resumption. converted: the toy, to Megatron's format and back. saved: the last
@@ -63,24 +64,24 @@ class Evidence:
 
     @property
     def last(self) -> int:
-        """The last rollout."""
+        """The number of the last rollout."""
         return len(self.rollouts) - 1
 
     def weights_of(self, version: int) -> Path:
-        """Hugging Face folder of a weight version: SLiME calls the weights that have seen n steps n + 1."""
+        """Return the Hugging Face folder of a weight version: SLiME calls the weights that have seen n steps n + 1."""
         return self.toy if version == 1 else self.layout.exports[version - 2]
 
     @cached_property
     def unknown_versions(self) -> set[str]:
-        """Versions that tokens name, of which the run has exported no weights."""
+        """The versions that tokens name and of which the run has exported no weights."""
         known = {"1", *(str(rollout + 2) for rollout in self.layout.exports)}
         spans = [span for samples in self.rollouts for sample in samples for span in sample.spans]
         return {name for name, _ in spans if name and name not in known}
 
     @cached_property
     def forwards(self) -> dict[tuple[int, int, int], Forward]:
-        """(rollout, place, version) -> what Transformers makes of the sample with the weights of that version, where
-        there are any."""
+        """The result of Transformers for each (rollout, place, version): that of the sample with the weights of that
+        version, where there are any."""
         wanted = [
             (version, rollout, place)
             for rollout, samples in enumerate(self.rollouts)
@@ -96,7 +97,7 @@ class Evidence:
         return found
 
 
-# What Transformers makes of the same weights and tokens: a computation that shares no code with SGLang or Megatron.
+# Transformers computes the same weights and tokens, and shares no code with SGLang or Megatron.
 Weights = Mapping[str, Tensor]
 VISION = ".visual."
 PACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # tensor -> what is in it, by rows
@@ -106,7 +107,7 @@ _EXPERTS = re.compile(r"layers\.(\d+)\.(?:\w+\.)*experts$")
 
 @dataclass(frozen=True)
 class Forward:
-    """log_probs_T: of each token but the first. experts: layer -> T x chosen, of layers that have experts."""
+    """A forward pass. log_probs_T: for each token but the first. experts: layer -> T x chosen, if it has experts."""
 
     log_probs_T: Tensor
     experts: Mapping[int, Tensor]
@@ -145,10 +146,9 @@ class Reference:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a Hugging Face folder, but for a vision tower's, which SLiME neither trains nor converts. Packed
-    experts are taken one by one, as SLiME writes them.
+    """Read the tensors of a Hugging Face folder, but for a vision tower's, which SLiME neither trains nor converts.
 
-    Raises `FileNotFoundError` where it has none.
+    Packed experts are taken one by one, as SLiME writes them. Raises `FileNotFoundError` where there are no tensors.
     """
     from safetensors.torch import load_file
 
@@ -160,7 +160,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _one_by_one(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Of `experts.gate_up_proj`, experts x 2 widths x hidden size, or `experts.down_proj`, each expert's own."""
+    """Yield each expert's own tensors of a packed one, and any other as it is.
+
+    Packed are `experts.gate_up_proj`, experts x 2 widths x hidden size, and `experts.down_proj`.
+    """
     start, packed, projection = name.rpartition(".experts.")
     if not packed or projection not in PACKED:
         yield name, tensor
@@ -170,7 +173,7 @@ def _one_by_one(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield f"{start}{packed}{expert}.{part}.weight", weight
 
 
-# What SLiME dumps for debugging: the samples of a rollout, and what a training step had of each.
+# SLiME dumps, for debugging, the samples of a rollout, and what a training step had of each.
 #
 # Sources: SLiME `observability/rollout_data_utils.py`, `observability/train_data_utils.py`.
 ROLLOUTS, STEPS = "dumps/rollout_{rollout_id}.pt", "dumps/step_{rollout_id}.pt"  # below a run's folder
@@ -181,7 +184,7 @@ class Rolled:
     """One sample of a rollout. Masks and log-probabilities are of the response's R tokens.
 
     spans: weight version -> number of tokens, over the response; None where nothing was sampled.
-    experts: that the server's router chose for each token but the last, (T - 1) x L x chosen; None without.
+    experts: those that the server's router chose for each token but the last, (T - 1) x L x chosen; None without.
     """
 
     index: int
@@ -198,7 +201,7 @@ class Rolled:
 
     @property
     def sampled(self) -> Tensor:
-        """Places in the response that the policy sampled, in order."""
+        """The places in the response that the policy sampled, in order."""
         return torch.tensor(self.mask_R).nonzero()[:, 0]
 
     def versions_R(self) -> list[str | None]:
@@ -207,7 +210,7 @@ class Rolled:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the trainer had of one sample, in the order of the rollout's dump."""
+    """The trainer's values of one sample, in the order of the rollout's dump."""
 
     tokens: list[int]
     log_probs_R: Tensor
@@ -220,7 +223,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Shard:
-    """What one data-parallel rank had: places of its samples in the rollout's dump; its micro-batches, of these."""
+    """One data-parallel rank's part: the places of its samples in the rollout's dump, and its micro-batches of them."""
 
     places: list[int]
     micro_batches: list[list[int]]
@@ -240,12 +243,12 @@ def read_rollouts(run: Path) -> list[list[Rolled]]:
 
 
 def read_steps(run: Path) -> dict[int, Step]:
-    """By number of the rollout that the step trained on."""
+    """Read the training steps by the number of the rollout that they trained on."""
     return {int(dump["rollout_id"]): _step(dump) for dump in _dumps(run, STEPS)}
 
 
 def dump_paths(run: Path, pattern: str) -> dict[int, Path]:
-    """Number of a rollout -> its file, in their order, of `ROLLOUTS` or `STEPS`."""
+    """Map each rollout's number to its file, in order. pattern: `ROLLOUTS` or `STEPS`."""
     start, _, end = Path(pattern).name.partition("{rollout_id}")
     paths = (run / pattern).parent.glob(f"{start}*{end}")
     found = {path.name[len(start) : -len(end)]: path for path in paths}
@@ -253,7 +256,7 @@ def dump_paths(run: Path, pattern: str) -> dict[int, Path]:
 
 
 def _dumps(run: Path, pattern: str) -> Iterator[Mapping[str, Any]]:
-    """Those of rollouts, by number."""
+    """Load the dumps of rollouts in the order of their numbers."""
     for path in dump_paths(run, pattern).values():
         yield torch.load(path, map_location="cpu", weights_only=False)
 
@@ -298,24 +301,24 @@ def _trained(sample: Mapping[str, Any], raw_reward: float) -> Trained:
 
 
 def _shard(shard: Mapping[str, Any]) -> Shard:
-    """SLiME numbers a micro-batch's samples within the rank."""
+    """Read one rank's share; SLiME numbers a micro-batch's samples within the rank."""
     return Shard(list(shard["partition"]), [[int(place) for place in batch] for batch in shard["micro_batch_indices"]])
 
 
-# What a trainer's log says of it: Megatron's table of its arguments, and its count of each rank's parameters.
+# A trainer's log has Megatron's table of its arguments, and its count of each rank's parameters.
 _ARGUMENT = re.compile(r"^(?:\(.*?\)\s)?\s{2}(\w+) \.{2,} ?(.*)$")
 _COUNTED = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+), (\d+)\): (\d+)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def arguments(log: str) -> dict[str, str]:
-    """Attribute -> its value as text, as Megatron prints them once all are final."""
+    """Map each attribute to its value as text, as Megatron prints them once all are final."""
     lines = _COLOURS.sub("", log).splitlines()
     return {match[1]: match[2] for line in lines if (match := _ARGUMENT.match(line))}
 
 
 def parameters(log: str) -> dict[tuple[int, int], int]:
-    """Rank of tensor and of pipeline parallelism -> parameters, those of its experts among them."""
+    """Map each rank of tensor and of pipeline parallelism to its parameters, experts included."""
     return {(int(tp), int(pp)): int(count) for tp, pp, count in _COUNTED.findall(_COLOURS.sub("", log))}
 
 

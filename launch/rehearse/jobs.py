@@ -37,12 +37,12 @@ ONE_PROCESS = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}  # SLURM's cou
 
 
 def asked(recipe: Recipe, platform: Platform, run: Path, *, resume: bool = False) -> dict[str, Attributes]:
-    """Heading -> attributes of a rehearsal's run: those of the recipe on GPUs, and what the platform wants."""
+    """Return a rehearsal's attributes by heading: those of the recipe on GPUs, and what the platform wants."""
     return platform.sections(recipe, sections(recipe, run, resume=resume))
 
 
 def train_job(recipe: Recipe, platform: Platform, run: Path, checkouts: Checkouts, *, resume: bool = False) -> Job:
-    """Rollouts, training and weight updates, with everything kept that the checks read."""
+    """Make the job of rollouts, training and weight updates, with everything kept that the checks read."""
     kept = {"save_debug_rollout_data": str(run / ROLLOUTS), "save_debug_train_data": str(run / STEPS)}
     return _job(recipe, platform, run, checkouts, asked(recipe, platform, run, resume=resume), kept)
 
@@ -50,7 +50,7 @@ def train_job(recipe: Recipe, platform: Platform, run: Path, checkouts: Checkout
 def replay_job(
     recipe: Recipe, platform: Platform, run: Path, checkouts: Checkouts, rollouts: Path, *, resume: bool
 ) -> Job:
-    """Training alone, on the rollouts that another run has kept."""
+    """Make the job of training alone, on the rollouts that another run has kept."""
     kept = {
         "load_debug_rollout_data": str(rollouts / ROLLOUTS),
         "debug_train_only": True,
@@ -79,7 +79,7 @@ def _job(
 
 
 def to_megatron(recipe: Recipe, platform: Platform, folder: Path, checkouts: Checkouts) -> Job:
-    """The toy in Megatron's format, where a run of the recipe reads it."""
+    """Make the job that converts the toy to Megatron's format, where a run of the recipe reads it."""
     given = {
         **model_section(recipe.model.shape, recipe.parallel.tp),
         **platform.conversion(),
@@ -90,7 +90,7 @@ def to_megatron(recipe: Recipe, platform: Platform, folder: Path, checkouts: Che
 
 
 def to_hugging_face(recipe: Recipe, platform: Platform, source: Path, folder: Path, checkouts: Checkouts) -> Job:
-    """A checkpoint in Megatron's format, as a Hugging Face folder."""
+    """Make the job that converts a checkpoint in Megatron's format to a Hugging Face folder."""
     words = ("--input-dir", str(source), "--output-dir", str(folder), "--origin-hf-dir", recipe.model.checkpoint)
     size = ("--vocab-size", str(recipe.model.shape.vocab))
     script = "convert_torch_dist_to_hf.py"
@@ -174,7 +174,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Difference:
-    """flag: or a setting of ours. own, rehearsed: its values in the two jobs; None where it is not there."""
+    """A flag, or a setting of ours, that differs. own, rehearsed: its values in the two jobs, None where absent."""
 
     flag: str
     own: str | None
@@ -183,9 +183,9 @@ class Difference:
 
 
 def differences(own: Job, rehearsed: Job, more: Mapping[str, str]) -> list[Difference]:
-    """In the order of the recipe's command line, then of the other. more: reasons of the platform's own.
+    """List the flags that differ, in the order of the recipe's command line, then of the other.
 
-    Raises `UserError` for a difference without a stated reason.
+    more: reasons of the platform's own. Raises `UserError` for a difference without a stated reason.
     """
     ours, theirs = _stated(own), _stated(rehearsed)
     changed = [flag for flag in dict.fromkeys((*ours, *theirs)) if ours.get(flag) != theirs.get(flag)]

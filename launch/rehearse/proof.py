@@ -50,7 +50,10 @@ def require_rehearsal(recipe: Recipe) -> None:
 
 
 def require_passed(recipe: Recipe, facts: Mapping[str, Any], play: Callable[[Path], Outcome]) -> None:
-    """The same, of a fingerprint and what makes the rehearsal in a folder."""
+    """Play the rehearsal, unless it has passed with these facts before. play: makes it in a folder.
+
+    Raises `UserError` where a check fails, and `InfrastructureError` where the rehearsal ends in an error.
+    """
     kept = kept_at(recipe, facts)
     if passed(kept):
         return
@@ -66,9 +69,9 @@ def require_passed(recipe: Recipe, facts: Mapping[str, Any], play: Callable[[Pat
 
 
 def fingerprint(recipe: Recipe, platform: GpuPlatform, checkouts: Checkouts) -> dict[str, Any]:
-    """What a rehearsal's outcome depends on: a change of any of it asks for a new one.
+    """Return what a rehearsal's outcome depends on: a change of any of it asks for a new one.
 
-    Of the recipe counts what is rehearsed: its length, its tasks and its name do not.
+    Only what is rehearsed of the recipe counts: its length, its tasks and its name do not.
     """
     config = shape_keys(toy_config(recipe.model, platform), recipe.model)
     small = scaled(recipe, platform, Path("toy"), config, Path("runs"))
@@ -88,7 +91,7 @@ def fingerprint(recipe: Recipe, platform: GpuPlatform, checkouts: Checkouts) -> 
 
 
 def digest(root: Path) -> str:
-    """Of the source files below a folder, by content and place. In a checkout of ours, packages are links beside it."""
+    """Hash the source files below a folder by content and place. In our checkout, packages are links beside it."""
     folders = [root, *(path for path in root.iterdir() if path.is_symlink() and path.is_dir())]
     found = hashlib.sha256()
     for folder in sorted(folders):
@@ -98,7 +101,7 @@ def digest(root: Path) -> str:
 
 
 def kept_at(recipe: Recipe, facts: Mapping[str, Any]) -> Path:
-    """Where the outcome of this fingerprint is kept."""
+    """Return the path at which the outcome of this fingerprint is kept."""
     short = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
     return cache_folder("rehearsals") / f"{recipe.name}-{short}.json"
 
@@ -108,13 +111,13 @@ def passed(kept: Path) -> bool:
 
 
 def keep(outcome: Outcome, facts: Mapping[str, Any], kept: Path) -> None:
-    """Where the folder can't be written, the next start rehearses again."""
+    """Keep an outcome. Where the folder can't be written, the next start rehearses again."""
     content = json.dumps({**document(outcome), "fingerprint": facts}, indent=2).encode()
     keep_in_cache(kept, content, "the rehearsal's outcome", "the next start makes it again")
 
 
 def refusal(outcome: Outcome, folder: Path) -> str:
-    """What failed, for the person whose run is refused."""
+    """Say what failed, for the person whose run is refused."""
     failed = [check for check in outcome.checks if check.ok is False]
     lines = "\n".join(
         f"  {one.name}: {figure(one.value)}, limit {figure(one.limit)}; look at {one.look_at}" for one in failed

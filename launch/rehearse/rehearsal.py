@@ -98,7 +98,7 @@ def rehearse(recipe: Recipe, platform: Platform, folder: Path) -> Outcome:
 
 @dataclass
 class Rehearsal:
-    """One recipe's, in a folder of its own. `recipe` is the one that is rehearsed.
+    """One recipe's rehearsal, in a folder of its own. `recipe` is the one that is rehearsed.
 
     Raises `UserError` where its layout, made small, breaks a rule.
     """
@@ -143,7 +143,7 @@ class Rehearsal:
         return differences(own, rehearsed, self.platform.stand_ins(self.recipe))
 
     async def play(self) -> Evidence:
-        """Every phase, those beside each other that need nothing of each other: most of one is the start of processes.
+        """Play every phase, at once where they need nothing of each other: most of one is the start of processes.
 
         Raises `InfrastructureError` where one ends before it is done.
         """
@@ -160,7 +160,7 @@ class Rehearsal:
         return self.evidence()
 
     def evidence(self) -> Evidence:
-        """What the phases have left in the folder."""
+        """Read what the phases have left in the folder."""
         run, unserved = self.run_of("rollouts"), self.platform.unserved(self.own)
         asked = jobs.asked(self.recipe, self.platform, run)
         return Evidence(
@@ -201,12 +201,12 @@ class Rehearsal:
         return checkpoints / (name if name == "release" else f"iter_{int(name):07d}")
 
     def replay(self, recipe: Recipe, name: str, *, source: Path | None = None, resume: bool = False) -> Job:
-        """The job that trains on what `source`, or else the rehearsal's own run, has dumped."""
+        """Make the job that trains on what `source`, or else the rehearsal's own run, has dumped."""
         run = self.run_of(name)
         return jobs.replay_job(recipe, self.platform, run, self.checkouts, source or self.source, resume=resume)
 
     def leave_last(self) -> None:
-        """A copy of the run's checkpoints without the last."""
+        """Copy the run's checkpoints, without the last, to the run that is resumed."""
         source, target = (self.run_of(name) / CHECKPOINTS for name in ("rollouts", "resume"))
         last = self._newest(source)
         shutil.copytree(source, target, ignore=lambda folder, names: [last.name] if Path(folder) == source else [])
@@ -217,7 +217,7 @@ class Rehearsal:
         self.progress.advance(f"{name}: {len(list(job.directory.glob('dumps/step_*.pt')))} steps", keep=True)
 
     def left(self, name: str) -> Trainer:
-        """What a run of the trainer has left."""
+        """Read what a run of the trainer has left."""
         run = self.run_of(name)
         log = (run / LOG).read_text(encoding="utf-8", errors="replace")
         exports = {int(path.name): path for path in (run / EXPORTS).iterdir() if path.name.isdigit()}
@@ -258,8 +258,9 @@ MARKS = {True: "[green]ok[/]", False: "[red]FAILED[/]", None: "[yellow]not made[
 
 @dataclass(frozen=True)
 class Outcome:
-    """smaller: parts of the layout that are smaller than the recipe's. template: where the toy's chat template is from.
+    """The outcome of a rehearsal.
 
+    smaller: parts of the layout that are smaller than the recipe's. template: where the toy's chat template is from.
     where: `cpu` or `gpu`. when: the day, in UTC. phases: seconds of each, some of them beside each other.
     """
 
@@ -279,7 +280,7 @@ class Outcome:
 
 
 def document(outcome: Outcome) -> dict[str, Any]:
-    """What is printed and kept. JSON has no infinity and no NaN: such a value is a string."""
+    """Return what is printed and kept. JSON has no infinity and no NaN: such a value is a string."""
     found = {"ok": outcome.ok, **asdict(outcome)}
     found["checks"] = [{**check, "value": _written(check["value"])} for check in found["checks"]]
     return found
@@ -322,7 +323,7 @@ def _flags(found: Sequence[Difference]) -> Table:
 
 
 def figure(value: float | None) -> str:
-    """Two digits. Near 1 they are those of the distance to it: a share of 0.999 is not all."""
+    """Format a value with two digits. Near 1 they are those of the distance to it: a share of 0.999 is not all."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -344,5 +345,5 @@ def _without_folders(one: Difference, folder: Path) -> Difference:
 
 
 def _shortened(text: str, folder: Path) -> str:
-    """With the rehearsal's folder as RUN, and the current one as `.`: the same on every machine."""
+    """Write the rehearsal's folder as RUN and the current one as `.`, so that the text is the same on every machine."""
     return text.replace(str(folder.resolve()), "RUN").replace(str(Path.cwd()), ".")

@@ -24,7 +24,7 @@ MAX_BODY = 1 << 28  # bytes
 
 
 class Router:
-    """workers: the engines' URLs by their ids."""
+    """A router that passes requests on as they are. workers: the engines' URLs by their ids."""
 
     def __init__(self, urls: Iterable[str] = ()) -> None:
         self.workers = {f"worker-{place}": url for place, url in enumerate(urls)}
@@ -79,7 +79,8 @@ class Router:
 
 
 async def serve(router: Router, host: str = "127.0.0.1", port: int = 0) -> tuple[web.AppRunner, int]:
-    """The runner, to be cleaned up in the end, and the port. A request whose client goes away is dropped."""
+    """Serve the router; returns the runner, to be cleaned up in the end, and the port. A request whose client goes away
+    is dropped."""
     runner = web.AppRunner(router.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()

@@ -13,7 +13,7 @@ from slime_swe.launch.slime_cpu.shims import install
 
 
 def run(script: Path) -> None:
-    """Execute it as the program that it is."""
+    """Execute a script as the program that it is."""
     code = compile(script.read_text(encoding="utf-8"), str(script), "exec")
     exec(code, {"__name__": "__main__", "__file__": str(script)})
 

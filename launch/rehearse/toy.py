@@ -51,7 +51,7 @@ KEPT = (  # what changes the computation and not its size: of the recipe's model
 
 
 def toy_config(model: Model, platform: Platform) -> dict[str, Any]:
-    """The `config.json` of the toy: the family's own small one, with the recipe's values where sizes have no part."""
+    """Make the toy's `config.json`: the family's own small one, with the recipe's values where sizes have no part."""
     config = copy.deepcopy(model.kind.toy())
     if config["model_type"] != model.config["model_type"]:
         config = _as_dense(config, model.config)
@@ -71,12 +71,12 @@ def toy_config(model: Model, platform: Platform) -> dict[str, Any]:
 
 
 def layers(model: Model) -> int:
-    """How many the toy has."""
+    """Return how many layers the toy has."""
     return int(text_config(model.kind.toy())["num_hidden_layers"])
 
 
 def _as_dense(config: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """Of a family whose toy has experts and whose recipe's model has none."""
+    """Remove the experts of a family's toy, for a recipe's model that has none."""
     inner, stated = text_config(config), text_config(theirs)
     for key in [key for key in inner if "expert" in key or key.startswith("moe_")]:
         assert key not in stated, key
@@ -86,7 +86,7 @@ def _as_dense(config: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With what newer versions of Transformers write in `rope_parameters` beside the rest, as older ones."""
+    """Put what newer versions of Transformers write in `rope_parameters` beside the rest, as older ones do."""
     return {**config, **config.get("rope_parameters", {})}
 
 
@@ -103,7 +103,7 @@ def _parts(config: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[dict[st
 
 
 def write_toy(model: Model, platform: Platform, folder: Path) -> dict[str, Any]:
-    """Write a Hugging Face folder with it; returns what its `config.json` says, and where its template is from.
+    """Write a Hugging Face folder with the toy; returns what its `config.json` says, and where its template is from.
 
     The weights have bfloat16's precision and are the same each time. The model class is that of Transformers.
     """
@@ -136,7 +136,7 @@ WORDS = 1024  # tokens of plain text
 
 
 def template_of(model: Model) -> tuple[str, str]:
-    """The chat template that the recipe's run has, and what it is: the recipe's, the checkpoint's, or, where that is
+    """Return the chat template of the recipe's run, and what it is: the recipe's, the checkpoint's, or, where that is
     not on this machine, a shipped one of its family or with the same tool calls. Raises `UserError` where none is."""
     if model.chat_template:
         return template_path(model.chat_template).read_text(encoding="utf-8"), model.chat_template
@@ -154,7 +154,7 @@ def template_of(model: Model) -> tuple[str, str]:
 
 
 def write_tokenizer(folder: Path, template: str, control: ControlTokens) -> Any:
-    """Train it on the template and what the agent says, write its files; returns it.
+    """Train a tokenizer on the template and what the agent says, and write its files; returns the tokenizer.
 
     Raises `UserError` where the template holds none of the tokens that end a turn.
     """
@@ -188,7 +188,7 @@ def write_tokenizer(folder: Path, template: str, control: ControlTokens) -> Any:
 
 
 def make_model(config: dict[str, Any]) -> Any:
-    """The Transformers model of a `config.json`, on the CPU in float32."""
+    """Make the Transformers model of a `config.json`, on the CPU in float32."""
     import transformers
 
     kind = config["model_type"]
@@ -204,7 +204,7 @@ def make_model(config: dict[str, Any]) -> Any:
 
 @torch.no_grad()
 def fill(model: Any) -> None:
-    """Random weights, so that a fault in any of them shows: vectors too, which model classes start as ones or zeros."""
+    """Fill in random weights, so that a fault in any of them shows: also in vectors, which start as ones or zeros."""
     generator = torch.Generator().manual_seed(SEED)
     for parameter in [*model.parameters(), *_biases(model)]:
         noise = torch.randn(parameter.shape, generator=generator) * DEVIATION
@@ -234,12 +234,12 @@ def end_replies(
 
 
 def _biases(model: Any) -> list[torch.Tensor]:
-    """Of routers: buffers, which are in the checkpoint."""
+    """List the routers' biases: they are buffers, which are in the checkpoint."""
     return [tensor for name, tensor in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 def _merged(written: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """What Transformers wrote, with the family's own keys, which published models have and SLiME and SGLang read."""
+    """Add to what Transformers wrote the family's own keys, which published models have and SLiME and SGLang read."""
     merged = {**written, **{key: value for key, value in config.items() if not isinstance(value, dict)}}
     if "text_config" in config:
         merged["text_config"] = {**written["text_config"], **config["text_config"]}
@@ -247,7 +247,7 @@ def _merged(written: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
 
 
 def shape_keys(config: dict[str, Any], model: Model) -> dict[str, Any]:
-    """As many keys of a `config.json` as the family reads, which is what a recipe states."""
+    """Return the keys of a `config.json` that the family reads, which are what a recipe states."""
     from slime_swe.recipes.families import read_config
 
     values: Config = read_config(model.kind, config)[1]
@@ -265,7 +265,7 @@ SECONDS = 900.0  # of an episode, on a machine that trains meanwhile
 
 @dataclass(frozen=True)
 class Layout:
-    """parallel: the sizes that are rehearsed. ranks: of the trainer. halved: what is smaller than the recipe's."""
+    """A layout of ranks. parallel: the sizes. ranks: the trainer's. halved: what is smaller than the recipe's."""
 
     parallel: Parallel
     ranks: int
@@ -273,9 +273,12 @@ class Layout:
 
 
 def layout_of(recipe: Recipe, platform: Platform) -> Layout:
-    """The recipe's layout, of which context, then tensor, then pipeline parallelism is halved, the largest first, until
-    it fits; then experts' parallelism. A stage of the pipeline has one of the toy's layers at least. As many copies of
-    the model as the recipe has, fit, and show how they share."""
+    """Shrink the recipe's layout to the machine.
+
+    Context, then tensor, then pipeline parallelism is halved, the largest first, until it fits; then experts'
+    parallelism. A stage of the pipeline has one of the toy's layers at least. The copies of the model are as many as
+    the recipe has, fit, and show how they share.
+    """
     given, most = recipe.parallel, platform.ranks(recipe)
     sizes = {"cp": given.cp, "tp": given.tp, "pp": given.pp}
     while layers(recipe.model) % sizes["pp"]:
@@ -308,7 +311,7 @@ def layout_of(recipe: Recipe, platform: Platform) -> Layout:
 
 
 def scaled(recipe: Recipe, platform: Platform, toy: Path, config: dict[str, Any], folder: Path) -> Recipe:
-    """What is rehearsed, of a toy at a path whose `config.json` says that, in a folder of runs."""
+    """Return the recipe that is rehearsed. toy: a model's folder. config: its `config.json`. folder: that of runs."""
     layout = layout_of(recipe, platform)
     small = replace(
         recipe,
@@ -364,7 +367,7 @@ def scaled(recipe: Recipe, platform: Platform, toy: Path, config: dict[str, Any]
 
 
 def one_rank(recipe: Recipe) -> Recipe:
-    """The rehearsed recipe, trained by a single rank."""
+    """Return the rehearsed recipe, trained by a single rank."""
     alone = Parallel(max_tokens_per_gpu=CONTEXT, recompute=recipe.parallel.recompute)
     serving = replace(recipe.serving, gpus_per_engine=1, ep=1, dp_attention=False)
     return replace(recipe, parallel=alone, serving=serving, cluster=replace(recipe.cluster, gpus_per_node=1))
@@ -378,7 +381,7 @@ LEAST, MOST, PROMPT = 200, 400, 100  # tokens of a sample, and of its prompt
 
 
 def write_batches(recipe: Recipe, config: dict[str, Any], folder: Path) -> None:
-    """One for each rollout of the recipe, all of the first weights."""
+    """Write a batch for each rollout of the recipe, all of the first weights."""
     model, generator = Reference(config, Path(recipe.model.checkpoint)), torch.Generator().manual_seed(recipe.run.seed)
     for number in range(recipe.run.num_rollouts):
         samples = [_sample(recipe, model, generator, number, place) for place in range(GROUPS * EPISODES)]

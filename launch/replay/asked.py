@@ -58,7 +58,7 @@ class Asked:
 
     @property
     def records_dropped(self) -> bool:
-        """Whether the record has the groups that the run dropped."""
+        """True where the record has the groups that the run dropped."""
         return engine_of(self.own).records_dropped
 
     @property
@@ -67,7 +67,10 @@ class Asked:
 
 
 def asked(folder: Path, overrides: Sequence[str]) -> Asked:
-    """Raises `UserError` for a key that a record says nothing of, a value that is wrong, and one beyond this record."""
+    """Read a run's recipe and apply the overrides to it.
+
+    Raises `UserError` for a key that a record says nothing of, a value that is wrong, and one beyond this record.
+    """
     own = read_recipe(folder / RECIPE_FILE)
     named = [text for text in overrides if text.startswith(("recipe=", "model="))]
     if named:
@@ -90,7 +93,7 @@ def _unanswered(keys: Sequence[str]) -> str:
 
 
 def _beyond(found: Asked) -> Iterator[str]:
-    """Of fields that a record answers, what this one does not."""
+    """Yield what this record does not answer, of the fields that a record can answer."""
     own, other, changed = found.own, found.other, found.changed
     for key, of in (("rollout.samples_per_task", "episodes of each task"), ("rollout.batch_size", "groups a rollout")):
         name = key.partition(".")[2]
@@ -112,7 +115,7 @@ def _beyond(found: Asked) -> Iterator[str]:
 
 
 def limits(found: Asked) -> Iterator[str]:
-    """What this replay does not say, as sentences."""
+    """Yield sentences on what this replay does not say."""
     yield (
         "A replay says what these episodes would have trained. It does not say what the policy would have learned: "
         "after the first update that differs, later rollouts would have been others."

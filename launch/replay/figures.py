@@ -30,8 +30,9 @@ LONGEST = 4  # one in so many episodes is among the longest
 
 @dataclass(frozen=True)
 class Row:
-    """An episode under one recipe. sampled, tokens: the policy's, and of these those in the loss. seconds, engine: of
-    the episode, and of its model calls. loss, gradient: the sums of its tokens' weights, and of these x |advantage|."""
+    """An episode under one recipe. sampled: the policy's tokens. tokens: those of them in the loss. seconds: how long
+    the episode took. engine: how long its model calls took. loss: the sum of its tokens' weights. gradient: that sum x
+    |advantage|."""
 
     state: str
     solved: bool
@@ -46,7 +47,7 @@ class Row:
 
 @dataclass
 class Sums:
-    """counts: by name. largest: of |advantage|."""
+    """Sums over episodes. counts: by name. largest: the largest |advantage|."""
 
     counts: Counter[str] = field(default_factory=Counter)
     largest: float = 0.0
@@ -57,7 +58,7 @@ class Sums:
 
 
 def rows_of(recorded: Recorded, replayed: Replayed) -> Iterator[Row]:
-    """Its episodes, in the order of the record's groups."""
+    """Yield the row of each episode, in the order of the record's groups."""
     for places in recorded.episodes:
         records = [recorded.records[place] for place in places]
         yield _row(records, [replayed.weighed[place] for place in places])
@@ -124,7 +125,7 @@ def _bin(value: float) -> str:
 
 
 def _add_weights(counts: Counter[str], rows: Sequence[Row]) -> None:
-    """Shares of one rollout, to be averaged over rollouts."""
+    """Add the shares of one rollout, to be averaged over rollouts."""
     loss, gradient = (math.fsum(getattr(row, name) for row in rows) for name in ("loss", "gradient"))
     longest = sorted(rows, key=lambda row: -row.tokens)[: math.ceil(len(rows) / LONGEST)]
     if loss:
@@ -142,7 +143,7 @@ def _add_weights(counts: Counter[str], rows: Sequence[Row]) -> None:
 
 
 def compared(recorded: Recorded, before: Sequence[Row], after: Sequence[Row], pair: tuple[Replayed, Replayed]) -> Sums:
-    """Sums over a rollout's episodes and tokens under two recipes. A token's weight is signed: advantage times weight
+    """Sum over a rollout's episodes and tokens under two recipes. A token's weight is signed: advantage times weight
     where it is in the loss, 0 elsewhere."""
     found = Sums()
     counts = found.counts
@@ -161,12 +162,12 @@ def _signed(replayed: Replayed, place: int) -> float:
     return found.advantage * found.weight if found is not None and found.tokens else 0.0
 
 
-# From sums to the figures that are shown: of one recipe, and of two of them beside each other.
+# The figures that are shown, made of sums: those of one recipe, and of two recipes compared.
 TIMES = ("seconds", "engine")
 
 
 def figures(sums: Sums) -> dict[str, Any]:
-    """What docs/replay.md names. None for a mean or share of nothing."""
+    """Make the figures that docs/replay.md names; a mean or share of nothing is None."""
     counts = sums.counts
     return {
         "groups": {
@@ -191,9 +192,11 @@ def figures(sums: Sums) -> dict[str, Any]:
 
 
 def changes(sums: Sums, before: Sums, after: Sums) -> dict[str, Any]:
-    """flipped, gained, lost: episodes whose advantage has the other sign, has one now, or has none any more.
-    correlation: of the tokens' weights, Pearson's; None where either does not vary. gradient: the sum of |advantage| x
-    weight over tokens, after over before.
+    """Make the figures that compare two recipes.
+
+    flipped, gained, lost: episodes whose advantage has the other sign, has one now, or has none any more. correlation:
+    Pearson's, of the tokens' weights; None where either does not vary. gradient: the sum of |advantage| x weight over
+    tokens, after over before.
     """
     counts = sums.counts
     return {
@@ -211,7 +214,7 @@ def _correlation(counts: Counter[str]) -> float | None:
 
 
 def _spread(counts: Counter[str], of: str) -> dict[str, Any]:
-    """deviation: the population's. bins: episodes by advantage."""
+    """Describe the advantages of episodes. deviation: the population's. bins: the number of episodes by advantage."""
     n = counts[f"{of}/episodes"]
     mean = _ratio(counts[f"{of}/sum"], n)
     square = _ratio(counts[f"{of}/squares"], n)
@@ -231,8 +234,8 @@ def _weights(counts: Counter[str]) -> dict[str, Any]:
 
 
 def _seconds(counts: Counter[str]) -> dict[str, Any]:
-    """Of episodes that were drawn. unused: of those that train nothing. unused_engine: what of that is model calls.
-    dropped: of those whose group is dropped."""
+    """Sum the seconds of the episodes that were drawn. unused: those of episodes that train nothing. unused_engine: the
+    part of that in model calls. dropped: those of episodes whose group is dropped."""
     spent, engine = ({state: counts[f"{of}/{state}"] for state in STATES if state != NOT_DRAWN} for of in TIMES)
     total, unused = sum(spent.values()), sum(spent.values()) - spent[TRAINED]
     return {
@@ -324,7 +327,7 @@ def _figures(document: Mapping[str, Any], sides: Sequence[str]) -> Table:
 
 
 def _rows(documents: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Label and place of each figure. Kinds of episodes that there are none of are left out."""
+    """Yield the label and place of each figure, without states that no episode is in."""
     for section, names in _SECTIONS.items():
         if section == "weight":
             yield from _advantages()
@@ -344,7 +347,7 @@ def _advantages() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _bins(document: Mapping[str, Any], sides: Sequence[str]) -> Table:
-    """How many episodes have which advantage."""
+    """Make the table of how many episodes have which advantage."""
     table = Table(box=SIMPLE)
     table.add_column("advantage", no_wrap=True)
     columns = [(of, side) for of in ("solved", "unsolved") for side in sides]
@@ -395,7 +398,7 @@ def _compared(compared: Mapping[str, int]) -> str:
 
 
 def _at(found: Any, path: Sequence[str]) -> Any:
-    """The figure at a place; 0 where there is none, as of groups dropped for a reason that came up elsewhere."""
+    """Return the figure at a place; 0 where there is none, as for a reason to drop groups that came up elsewhere."""
     for name in path:
         found = (found or {}).get(name, 0)
     return found

@@ -31,8 +31,9 @@ STALE, NOT_NEEDED = "too_stale", "not_needed"  # why groups that the filter keep
 
 @dataclass(frozen=True)
 class Weighed:
-    """A sample. reason: why its group is in no batch, empty where it is in one. tokens: in the loss. weight: of each
-    of them in its optimizer step; a token's part in the gradient is `advantage * weight`, where the ratio is 1."""
+    """A sample. reason: why its group is in no batch, empty where it is in one. tokens: how many are in the loss.
+    weight: that of each of them in its optimizer step; a token's part in the gradient is `advantage * weight`, where
+    the ratio is 1."""
 
     reason: str = ""
     advantage: float = 0.0
@@ -42,9 +43,11 @@ class Weighed:
 
 @dataclass(frozen=True)
 class Replayed:
-    """weighed: by place of the record; None for what was not drawn. dropped: group -> why it is in no batch.
-    missing: groups that the batch lacks, and would have to be sampled. removed: places of what is out of the loss.
-    trained_tokens: as in `metrics.jsonl`. pg_loss: the same, were all ratios 1; None where nothing is trained.
+    """A rollout under one recipe.
+
+    weighed: by place of the record; None for what was not drawn. dropped: group -> why it is in no batch. missing:
+    how many groups the batch lacks, which would have to be sampled. removed: places of what is out of the loss.
+    trained_tokens: as in `metrics.jsonl`. pg_loss: as there, were all ratios 1; None where nothing is trained.
     """
 
     weighed: list[Weighed | None]
@@ -56,7 +59,7 @@ class Replayed:
 
 
 class Replay:
-    """One recipe's part. own: that of the run, whose rewards are in the record."""
+    """One recipe's functions and settings. own: the run's recipe, whose rewards are in the record."""
 
     def __init__(self, recipe: Recipe, folder: Path, own: Recipe) -> None:
         self.recipe, self.own = recipe, own
@@ -70,7 +73,7 @@ class Replay:
         self.oldest = staleness(recipe) if SCHEDULES[recipe.rollout.schedule].carries else None
 
     def samples(self, recorded: Recorded) -> list[Sample]:
-        """The samples as this recipe would have them, by place of their records."""
+        """Return the samples as this recipe would have them, by place of their records."""
         made: dict[int, Sample] = {}
         for places in recorded.episodes:
             records = [recorded.records[place] for place in places]
@@ -90,7 +93,7 @@ class Replay:
         return samples
 
     def of(self, recorded: Recorded, samples: Sequence[Sample], groups: Groups) -> Replayed:
-        """samples: of `samples`. groups: of the record, or a part of each one's episodes."""
+        """Replay a rollout. samples: from `samples`. groups: those of the record, or a part of each one's episodes."""
         dropped = self._dropped(recorded, samples, groups)
         batch = [number for number in groups if number not in dropped]
         size = self.recipe.rollout.batch_size
@@ -132,7 +135,10 @@ class Replay:
         return found
 
     def _is_stale(self, steps: int | None) -> bool:
-        """Raises `UserError` where the bound is not the run's and the record does not say how old the weights were."""
+        """Say whether weights this many updates old are beyond the bound.
+
+        Raises `UserError` where the bound is not the run's and the record does not say how old the weights were.
+        """
         if self.oldest is None or self.recipe.rollout.max_staleness == self.own.rollout.max_staleness:
             return False
         if steps is None:
@@ -140,7 +146,7 @@ class Replay:
         return steps > self.oldest
 
     def _train_data(self, samples: Sequence[Sample], places: Sequence[int]) -> tuple[TrainData, list[int]]:
-        """What the trainer is given, and the place of the record of each of its rows."""
+        """Return what the trainer is given, and the place of the record of each of its rows."""
         if not places:
             return TrainData([], [], [], [], [], []), []
         of_sample = {id(samples[place]): place for place in places}
@@ -160,8 +166,10 @@ Groups = dict[int, list[list[int]]]
 
 @dataclass(frozen=True)
 class Recorded:
-    """groups: number -> its episodes, each the places of its records, in the order in which groups began. staleness:
-    of each group, by how many weight updates the oldest weights that sampled it were behind those that it trains; None
+    """One rollout of a record.
+
+    groups: number -> its episodes, each the places of its records, in the order in which groups began. staleness: for
+    each group, by how many weight updates the oldest weights that sampled it were behind those that it trains; None
     where the record does not say.
     """
 
@@ -176,7 +184,7 @@ class Recorded:
 
 
 def read_recorded(journal: Path) -> Iterator[Recorded]:
-    """A run's rollouts, one in memory at a time. Raises `UserError` where there are none, or a sample is of none."""
+    """Yield a run's rollouts, one in memory at a time. Raises `UserError` where it has none, or a sample is of none."""
     first: dict[int | None, tuple[int, int | None]] = {}  # attempt -> its first rollout, and its newest weights
     empty = True
     for records in read_rollouts(journal):
@@ -218,8 +226,8 @@ def _age(records: list[Record], current: int | None) -> int | None:
 
 
 def _versions(record: Record) -> list[int] | None:
-    """The weights that sampled it, by number: those of a server's start come before the first update's. None where one
-    has another name."""
+    """Return the numbers of the weights that sampled a record: -1 stands for those of a server's start, before the
+    first update's. It is None where some have another name."""
     names = record.weight_versions
     if not all(name == INITIAL_WEIGHTS or name.isdecimal() for name in names):
         return None
@@ -228,7 +236,7 @@ def _versions(record: Record) -> list[int] | None:
 
 # Recorded scores under another `reward.mode` or other components.
 def rescored(segments: Sequence[Record], args: Namespace, own: Reward, other: Reward) -> list[Record]:
-    """An episode's records with the reward that it would have had; the recorded one where it has no score."""
+    """Return an episode's records with the reward that it would have had, or the recorded one where it has no score."""
     score, episode = segments[0].score, segments[0].episode
     if score is None or episode is None or own == other:
         return [*segments]
@@ -237,7 +245,7 @@ def rescored(segments: Sequence[Record], args: Namespace, own: Reward, other: Re
 
 
 def _bare(score: Score, own: Reward, other: Reward) -> Score:
-    """The outcome's score, without the components that the run had."""
+    """Return the outcome's score, without the components that the run had."""
     windows = {name: getattr(own, name) for name in OVERLONG}
     names = weights_in_use(own.weights, windows, own.overlong_penalty)
     components = {name: part for name, part in score.components.items() if name not in names}
@@ -251,7 +259,7 @@ def _bare(score: Score, own: Reward, other: Reward) -> Score:
 
 
 def _steps(data: TrainData, steps: int) -> list[list[int]]:
-    """At most as many as there are rollouts to deal out."""
+    """Split the rows into optimizer steps, at most as many as there are rollouts to deal out."""
     return split_steps(data.rollout_ids, min(steps, len(set(data.rollout_ids)))) if len(data) else []
 
 

@@ -30,7 +30,7 @@ EpisodeSink = Callable[[Recorded, Sequence[Row], Sequence[Row]], None]
 
 @dataclass
 class _Pair:
-    """Sums of the same rollouts: under the run's settings, under the others, and of the two beside each other."""
+    """The sums of the same rollouts under the run's settings, under the others, and of the two compared."""
 
     before: Sums = field(default_factory=Sums)
     after: Sums = field(default_factory=Sums)
@@ -46,7 +46,7 @@ class _Pair:
 
 
 def replay(folder: Path, asked: Asked, count: int, on_episodes: EpisodeSink | None = None) -> dict[str, Any]:
-    """The document that `--json` prints. count: draws, where fewer episodes of a group are asked for.
+    """Return the document that `--json` prints. count: how many draws, where fewer episodes of a group are asked for.
 
     on_episodes: is given each rollout's episodes before and after. Raises `UserError` where the record can't be read.
     """
@@ -77,7 +77,7 @@ def replay(folder: Path, asked: Asked, count: int, on_episodes: EpisodeSink | No
     return {"changed": asked.changed, "check": check.document(), **_document(overall, asked), "rollouts": rollouts}
 
 
-# Whether a replay with a run's own settings gives what the run recorded. What differs would make a replay with others
+# A replay with a run's own settings must give what the run recorded. What differs would make a replay with others
 # worthless, so it is looked at first.
 FILTERED = "rollout/dynamic_filter/drop_"
 TOLERANCE = 1e-5  # of a loss, which the trainer computes with 32 bits
@@ -85,9 +85,12 @@ TOLERANCE = 1e-5  # of a loss, which the trainer computes with 32 bits
 
 @dataclass
 class Check:
-    """records_dropped: the record has groups that the run dropped. trained: what the run's steps made of its samples;
-    None where it wrote no such file. compared: name of a figure -> in how many rollouts. differences: as sentences.
-    unrecorded: rollouts of which there are no metrics."""
+    """The comparison of a replay under the run's own settings with what the run recorded.
+
+    records_dropped: the record has groups that the run dropped. trained: what the run's steps made of its samples; None
+    where it wrote no such file. compared: name of a figure -> in how many rollouts. differences: as sentences.
+    unrecorded: the number of rollouts without metrics.
+    """
 
     own: Algorithm
     records_dropped: bool
@@ -97,7 +100,7 @@ class Check:
     unrecorded: int = 0
 
     def rollout(self, recorded: Recorded, replayed: Replayed, metrics: Mapping[str, Any] | None) -> None:
-        """metrics: the rollout's line of `metrics.jsonl`; None where there is none."""
+        """Compare one rollout. metrics: its line of `metrics.jsonl`; None where there is none."""
         self.unrecorded += metrics is None
         for name, given, found in self._pairs(recorded, replayed, metrics or {}):
             self.compared[name] = self.compared.get(name, 0) + 1
@@ -115,7 +118,7 @@ class Check:
     def _pairs(
         self, recorded: Recorded, replayed: Replayed, metrics: Mapping[str, Any]
     ) -> Iterator[tuple[str, float, float]]:
-        """Name, what was recorded, what the replay gives."""
+        """Yield the name of a figure, what was recorded, and what the replay gives."""
         trained = [group for number, group in recorded.groups.items() if number not in replayed.dropped]
         places = {place for group in trained for episode in group for place in episode}
         removed = {place for place in places if recorded.records[place].remove_sample}
@@ -135,7 +138,8 @@ class Check:
             yield "pg_loss", metrics["pg_loss"], replayed.pg_loss
 
     def _trained(self, recorded: Recorded, replayed: Replayed) -> Iterator[tuple[str, float, float]]:
-        """Nothing of a rollout that has no line yet. Advantages that differ within a sample are not compared."""
+        """Yield figures of what was trained, none for a rollout that has no line yet. Advantages that differ within a
+        sample are not compared."""
         given = [self.trained.of(record) if self.trained else None for record in recorded.records]
         if not any(given):
             return
@@ -150,13 +154,13 @@ class Check:
 
 
 def _ratio_is_1(metrics: Mapping[str, Any], own: Algorithm) -> bool:
-    """Whether each token's ratio is 1 and no other weight is in the policy's loss."""
+    """Say whether each token's ratio is 1 and no other weight is in the policy's loss."""
     plain = own.estimator != "cispo" and own.mismatch == "none"
     return plain and own.steps_per_rollout == 1 and not metrics.get("rollout/staleness_max")
 
 
 def _asked_groups(recorded: Recorded, asked: Asked, count: int) -> Iterator[Groups]:
-    """The groups of each replay: one of all episodes, or as many as there are draws."""
+    """Yield the groups of each replay: one replay of all episodes, or one for each draw."""
     if asked.is_subsample:
         yield from draws(recorded, asked.other.rollout.samples_per_task, count)
     elif asked.changed:
@@ -173,14 +177,14 @@ def _document(pairs: Sequence[_Pair], asked: Asked) -> dict[str, Any]:
     return before | averaged(documents) | {"intervals": intervals(documents), "draws": len(documents)}
 
 
-# Fewer episodes of each group: drawn anew several times from those that were recorded, and averaged.
+# Fewer episodes of each group are drawn several times from those that were recorded, and the figures averaged.
 COVERED = 0.95  # of the draws lie between the two ends of an interval
 
 
 def draws(recorded: Recorded, size: int, count: int) -> Iterator[Groups]:
-    """`count` times a rollout's groups with `size` of their episodes each, without replacement, in recorded order.
+    """Draw `size` episodes of each of a rollout's groups `count` times, without replacement, in recorded order.
 
-    The same for one rollout and group however often it is asked for; those of a group are independent of each other.
+    The draws for a rollout and group are the same however often they are asked for, and independent of each other.
     """
     for number in range(count):
         yield {group: _drawn(episodes, size, f"{recorded.rollout}/{group}/{number}")
@@ -193,12 +197,12 @@ def _drawn(episodes: Sequence[list[int]], size: int, seed: str) -> list[list[int
 
 
 def averaged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean of each figure over the draws that have one; a count that a draw does not name is 0 there."""
+    """Average each figure over the draws that have one; a count that a draw does not name is 0 there."""
     return _combined(documents, lambda values: math.fsum(values) / len(values))
 
 
 def intervals(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """In place of each figure, between which values 95 % of the draws lie."""
+    """Return, in place of each figure, the two values between which 95 % of the draws lie."""
     ends = ((1 - COVERED) / 2, (1 + COVERED) / 2)
     return _combined(documents, lambda values: [_quantile(sorted(values), share) for share in ends])
 
@@ -216,7 +220,7 @@ def _combined(documents: Sequence[Mapping[str, Any]], combine: Callable[[list[fl
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between the two values beside it."""
+    """Interpolate a quantile linearly between the two values beside it."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -224,7 +228,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def _metrics(folder: Path) -> dict[int, dict[str, Any]]:
-    """Rollout -> its line; none where the run's engine writes no such file."""
+    """Read each rollout's line of the metrics; there is none where the run's engine writes no such file."""
     lines = [line for line in Journal(folder / METRICS).read() if line.get("kind") == "train"]
     last = of_last_attempt(lines, lambda line: line.get("rollout_id"), lambda line: line.get("attempt"))
     return {line["rollout_id"]: line for line in last if isinstance(line.get("rollout_id"), int)}

@@ -44,7 +44,7 @@ Segments = list[Record]  # of one episode
 
 
 def moment_figures(episodes: Sequence[Segments]) -> dict[str, Any]:
-    """Of JSON's types. Means are over the episodes that infrastructure did not break; seconds are an episode's."""
+    """Return a moment's figures in JSON's types. Means are over the sound episodes; seconds are an episode's."""
     first = episodes[0][0]
     sound = [segments for segments in episodes if not is_broken(segments)]
     means = episode_metrics(record for segments in episodes for record in segments)
@@ -73,7 +73,7 @@ def moment_figures(episodes: Sequence[Segments]) -> dict[str, Any]:
 
 
 def groups_of(episodes: Sequence[Segments]) -> dict[Any, list[Segments]]:
-    """The episodes of each group; of an episode without one, those of its task."""
+    """Group episodes by their group's number, or by their task where they have none."""
     groups: dict[Any, list[Segments]] = {}
     for segments in episodes:
         number = segments[0].group_index
@@ -82,7 +82,7 @@ def groups_of(episodes: Sequence[Segments]) -> dict[Any, list[Segments]]:
 
 
 def group_kind(group: Sequence[Segments]) -> str:
-    """What it teaches, in words: only an informative group has advantages other than zero, under a binary reward."""
+    """Say what a group teaches: under a binary reward only an informative one has advantages other than zero."""
     return in_words(group_outcome(record for segments in group for record in segments))
 
 
@@ -96,11 +96,11 @@ def stop_reason(segments: Segments) -> str:
 
 
 def _mean_interval(sound: Sequence[Segments]) -> tuple[float, float] | None:
-    """95 % of the mean reward over episodes, of which those of one group resemble each other.
+    """Return the 95 % interval of the mean reward over episodes, of which those of one group resemble each other.
 
     With n_g episodes of sum S_g in group g, N in all and m their mean, error² = G / (G - 1) sum_g (S_g - n_g m)² / N²
-    (that of a ratio estimate, Cochran 1977, chapter 6), with Student's t on G - 1. None where that says nothing:
-    of one group, or where no group differs from the mean.
+    (that of a ratio estimate, Cochran 1977, chapter 6), with Student's t on G - 1. It is None where that says
+    nothing: of one group, or where no group differs from the mean.
     """
     groups = [[segments[0].reward or 0.0 for segments in group] for group in groups_of(sound).values()]
     if len(groups) < 2:
@@ -117,8 +117,9 @@ def _mean_interval(sound: Sequence[Segments]) -> tuple[float, float] | None:
 
 @cache
 def student95(degrees: int) -> float:
-    """Two-sided 95 % quantile of Student's t, from its distribution with whole degrees of freedom (Abramowitz and
-    Stegun 1964, 26.7.3 and 26.7.4). SciPy, which has it, is not installed everywhere that reports are written."""
+    """Return the two-sided 95 % quantile of Student's t, from its distribution with whole degrees of freedom
+    (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4). SciPy, which has it, is not installed everywhere that reports are
+    written."""
     low, high = 0.0, math.pi / 2
     while high - low > 1e-14:
         angle = (low + high) / 2
@@ -127,7 +128,7 @@ def student95(degrees: int) -> float:
 
 
 def _within(angle: float, degrees: int) -> float:
-    """The probability that |t| is at most sqrt(degrees) tan(angle)."""
+    """Return the probability that |t| is at most sqrt(degrees) tan(angle)."""
     odd, square = degrees % 2, math.cos(angle) ** 2
     term, total = (math.cos(angle) if odd else 1.0), 0.0
     for power in range(2 + odd, degrees + 1, 2):
@@ -139,7 +140,7 @@ def _within(angle: float, degrees: int) -> float:
 
 
 def _seconds(means: dict[str, float]) -> dict[str, float]:
-    """Of an episode: waiting for the model, waiting for the sandbox, and the rest."""
+    """Split an episode's mean seconds into waiting for the model, waiting for the sandbox, and the rest."""
     if "seconds" not in means:
         return {}
     engine, sandbox = means["engine_seconds"], means["sandbox_seconds"]
@@ -147,7 +148,7 @@ def _seconds(means: dict[str, float]) -> dict[str, float]:
 
 
 def run_charts(moments: Sequence[Moment], trainer: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """All charts. trainer: by run, the lines of its `metrics.jsonl` that are about a rollout."""
+    """Return all charts. trainer: by run, the lines of its `metrics.jsonl` that are about a rollout."""
     training = [moment for moment in moments if moment["set"] == TRAINING]
     evaluations = [moment for moment in moments if moment["set"] != TRAINING]
     runs = list(dict.fromkeys(moment["run"] for moment in moments))
@@ -288,7 +289,7 @@ def _step_seconds(lines: Sequence[Row], of: str) -> Iterator[Row]:
 
 
 def _by_kind(moments: Sequence[Moment], figures: str) -> list[Row]:
-    """A row for each of these figures of each moment."""
+    """Return a row for each of these figures of each moment."""
     return [
         {**_where(moment), "kind": kind, "value": value}
         for moment in moments
@@ -339,7 +340,7 @@ def _ends(interval: Sequence[float] | None) -> Row:
 
 
 def _intervals(rows: Iterable[Row], mark: Row) -> list[Row]:
-    """The layer that shows them; none where no row has one, of which Vega warns."""
+    """Return the layer that shows the intervals; no layer where no row has one, of which Vega warns."""
     encoding = {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}}
     return [{"mark": mark, "encoding": encoding}] if any("low" in row for row in rows) else []
 

@@ -41,7 +41,7 @@ _TEXTS = ("run", "set", "task", "outcome", "stop", "search")  # columns in which
 
 @dataclass
 class Collected:
-    """What all runs have given so far."""
+    """The page's content, from the runs that were read so far."""
 
     shards: Shards
     secrets: Secrets
@@ -132,7 +132,7 @@ class _Moment(msgspec.Struct):
 
 
 def read_moments(journal: Path, secrets: Secrets, notes: list[str]) -> Iterator[list[Record]]:
-    """The records of each training rollout, or of each evaluation, in the order of the journal.
+    """Yield the records of each training rollout, or of each evaluation, in the order of the journal.
 
     Where a run was killed and has played a moment again, its last attempt counts. notes: is given a sentence for what
     is left out.
@@ -151,7 +151,7 @@ def _moment(found: tuple[Place, _Moment]) -> tuple[str | None, int | None]:
 
 
 class TrainedOrSkipped:
-    """What the steps made of a run's samples. notes: is given a sentence for what is left out."""
+    """The file of what the steps made of a run's samples. notes: is given a sentence for what is left out."""
 
     def __init__(self, path: Path, notes: list[str]) -> None:
         self._skipped = _Skipped(path, notes)
@@ -173,7 +173,7 @@ class TrainedOrSkipped:
 
 
 def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """The JSON objects of a file of figures, one a line; none where there is no such file."""
+    """Read the JSON objects of a file of figures, one a line; none where there is no such file."""
     skipped, found = _Skipped(path, notes), []
     for number, line in enumerate(path.open("rb") if path.is_file() else (), 1):
         try:
@@ -228,7 +228,7 @@ def _records(journal: Path, places: list[Place], secrets: Secrets, skipped: _Ski
 
 
 def _has_tokens(segments: Segments, informative: set[int], into: Collected) -> bool:
-    """Of failures, of informative groups, and of a random sample of the rest."""
+    """Say whether tokens go in: those of failures, of informative groups, and of a random sample of the rest do."""
     drawn = into.chosen.random() < SAMPLE
     failed = is_broken(segments) or not segments[0].solved
     return into.all_tokens or failed or id(segments) in informative or drawn
@@ -237,7 +237,7 @@ def _has_tokens(segments: Segments, informative: set[int], into: Collected) -> b
 def _run(
     name: str, folder: Path, recipe: Recipe, endpoint: str, moments: Iterable[Mapping[str, Any]], secrets: Secrets
 ) -> dict[str, Any]:
-    """The facts at the top of the page."""
+    """Return the facts at the top of the page."""
     training = [moment for moment in moments if moment["set"] == "train"]
     facts = {
         "name": name,
@@ -256,7 +256,7 @@ def _run(
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One list a column; of a column of texts, the texts and a number for each row."""
+    """Turn rows into columns: a list each, or for texts that repeat, the texts and a number for each row."""
     columns: dict[str, Any] = {}
     for name in ("run", "set", "rollout", "shard", "place", *COLUMNS):
         values = [row[name] for row in rows]
@@ -268,9 +268,9 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return columns
 
 
-# The first run against each other one, as `slime-swe compare` has it.
+# The first run is compared with each other one, as by `slime-swe compare`.
 def compare_runs(folders: Sequence[Path], notes: list[str]) -> list[dict[str, Any]]:
-    """By evaluation set, the newest evaluation of each. notes: is given why a comparison is not there."""
+    """Compare the first run's newest evaluation of each set with other runs'. notes: is given why one is not there."""
     found: list[dict[str, Any]] = []
     for folder in folders[1:]:
         try:

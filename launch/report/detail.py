@@ -31,7 +31,7 @@ _ERROR = 200  # characters of an error that can be searched
 
 
 def row_of(episode: ExportedEpisode) -> dict[str, Any]:
-    """The list's columns. `search`: what is found by words beside task, outcome and stop reason."""
+    """Return the list's columns. `search`: the texts that are searched beside task, outcome and stop reason."""
     first = episode.first
     broken = is_broken(episode.records)
     return {
@@ -49,7 +49,7 @@ def row_of(episode: ExportedEpisode) -> dict[str, Any]:
 
 
 def detail_of(episode: ExportedEpisode, tokens: ShownTokens | None) -> dict[str, Any]:
-    """Of JSON's types. tokens: makes what is shown of the tokens of a sample; None leaves them out."""
+    """Return an episode in JSON's types. tokens: makes what is shown of a sample's tokens; None leaves them out."""
     score = episode.first.score
     return {
         "turns": [_turn(turn) for turn in episode.turns],
@@ -63,15 +63,15 @@ def detail_of(episode: ExportedEpisode, tokens: ShownTokens | None) -> dict[str,
     }
 
 
-# Tokens as the report shows them: what each says, whether the policy sampled it, how likely it was, and what the step
-# made of it.
+# The report shows of each token its text, whether the policy sampled it, how likely it was, and what the step made of
+# it.
 Decode = Callable[[Sequence[int]], str]
 ShownTokens = Callable[[Record, TrainedSample | None], Any]
 _BYTES = 4  # tokens at most that one character of UTF-8 is cut into
 
 
 def decoder_of(recipe: Recipe) -> Decode:
-    """How the run's tokens are read. Raises `UserError` where the tokenizer, or its package, is not here."""
+    """Return what decodes the run's tokens. Raises `UserError` where the tokenizer, or its package, is not here."""
     require("tokenizers")
     from tokenizers import Tokenizer  # of the `embedded` extra
 
@@ -85,10 +85,11 @@ def decoder_of(recipe: Recipe) -> Decode:
 def shown_tokens(
     record: Record, trained: TrainedSample | None, decode: Decode, secrets: Secrets
 ) -> list[dict[str, Any]]:
-    """Runs of tokens of one origin: those of the policy one by one, with log-probabilities in nats; others together.
+    """Split a sample into runs of tokens of one origin: the policy's one by one, with log-probabilities in nats.
 
-    Where they are known, `gaps` are how far the trainer's log-probabilities are from those, and `advantage` is that of
-    the run's tokens, or of each. A secret is replaced wherever it is in the text, also where several tokens make it up.
+    Tokens of any other origin stand together. Where they are known, `gaps` are how far the trainer's log-probabilities
+    are from those, and `advantage` is that of the run's tokens, or of each. A secret is replaced wherever it is in the
+    text, also where several tokens make it up.
     """
     found: list[dict[str, Any]] = []
     texts: list[str] = []
@@ -114,7 +115,7 @@ def shown_tokens(
 
 
 def _trained(trained: TrainedSample, run: slice, log_probs: Sequence[float]) -> dict[str, Any]:
-    """Of a run of sampled tokens, counted among those of the sample. Numbers have the digits that are worth showing."""
+    """Return a run's advantages and gaps, rounded to the digits worth showing. run: its slice of the sampled tokens."""
     values = trained.advantage
     found: dict[str, Any] = {"advantage": [*map(_short, values[run])] if isinstance(values, list) else _short(values)}
     if trained.log_probs is not None and log_probs:
@@ -127,7 +128,7 @@ def _short(value: float, digits: int = 4) -> float:
 
 
 def _pieces(tokens: Sequence[int], decode: Decode) -> list[str]:
-    """The text that each token adds. Of a character that several tokens make up, the last one has it."""
+    """Return the text that each token adds; where several tokens make up a character, the last one has it."""
     pieces: list[str] = []
     pending: list[int] = []
     for token in tokens:
@@ -144,7 +145,7 @@ def _pieces(tokens: Sequence[int], decode: Decode) -> list[str]:
 
 
 def _redacted(pieces: list[str], secrets: Secrets) -> list[str]:
-    """The first piece of a secret becomes its replacement, the rest of them are empty."""
+    """Replace secrets: the first piece of one becomes its replacement, and the rest of them are empty."""
     for secret, replacement in secrets:
         start = -1
         while (start := "".join(pieces).find(secret, start + 1)) >= 0:
@@ -190,14 +191,14 @@ def diff(text: str) -> Pairs:
 
 
 def arguments(text: str) -> Pairs:
-    """The arguments of a tool call. Those of one that is a line of JSON are laid out, one a line, unless that makes
-    them much longer: the indents of n levels are n² characters."""
+    """Colour the arguments of a tool call. JSON is laid out, one argument a line, unless that makes it much longer: the
+    indents of n levels are n² characters."""
     laid_out = _laid_out(text, _GROWTH * len(text) + _SMALL)
     return [["", text]] if laid_out is None else _pairs(laid_out, _JSON)
 
 
 def _laid_out(text: str, most: int) -> str | None:
-    """None where it is no JSON, or has more than `most` characters."""
+    """Indent a JSON text; None where it is no JSON, or would have more than `most` characters."""
     pieces, length = [], 0
     try:
         for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(text)):
@@ -240,7 +241,7 @@ def _error(segments: Segments) -> str:
 
 
 def _facts(episode: ExportedEpisode) -> dict[str, str]:
-    """Small facts, by name, as texts."""
+    """Return small facts about an episode, by name, as texts."""
     first = episode.first
     facts: dict[str, Any] = {
         "samples": len(episode.records),

@@ -22,18 +22,18 @@ from jinja2 import Environment, StrictUndefined
 from slime_swe.rollout.json_lines import encoded
 
 ONE_FILE = 20_000_000  # bytes of a page with all of its data
-# Of our own; each uses those before it.
+# Our own scripts; each uses those before it.
 _SCRIPTS = ("store.js", "parts.js", "run.js", "list.js", "episode.js", "app.js")
 DATA = "data"  # the folder of the shards beside `index.html`
 
 
 def vendored() -> list[dict[str, Any]]:
-    """The manifest: each script that is not ours, where it is from, its licence and SHA-256."""
+    """Read the manifest: each script that is not ours, where it is from, its licence and SHA-256."""
     return list(orjson.loads(_text("vendor", "manifest.json")))
 
 
 def write_page(partial: Path, title: str, document: Mapping[str, Any], shards: Shards) -> Path:
-    """Write it in the folder that has the shards in `DATA`. What is to be kept: a file, or the whole folder."""
+    """Write the page in the folder that has the shards in `DATA`. Returns what to keep: a file, or the whole folder."""
     data = script_json(document).decode()
     scripts = [_text("vendor", entry["file"]) for entry in vendored()] + [_text("page", name) for name in _SCRIPTS]
     parts = {
@@ -54,14 +54,14 @@ def write_page(partial: Path, title: str, document: Mapping[str, Any], shards: S
     return page
 
 
-# What the page reads only when an episode is opened, cut into pieces of about a megabyte.
+# The page reads episodes only when one is opened; they are cut into pieces of about a megabyte.
 SHARD = 1_000_000  # bytes
 _ESCAPED = {b"<": rb"\u003c", "\u2028".encode(): rb"\u2028", "\u2029".encode(): rb"\u2029"}
 _UNSAFE = re.compile(b"|".join(_ESCAPED))
 
 
 def script_json(value: Any) -> bytes:
-    """JSON that can stand inside a script element: nothing in it ends that element or begins a comment."""
+    """Encode JSON for a script element: nothing in it ends that element or begins a comment."""
     return _UNSAFE.sub(lambda match: _ESCAPED[match[0]], encoded(value).rstrip())
 
 
@@ -73,7 +73,7 @@ class Shards:
         self.count = self.bytes = 0
 
     def add(self, detail: Any) -> tuple[int, int]:
-        """Which shard it is in, and its place there."""
+        """Add an episode's details, and return which shard they are in and their place there."""
         if self._size > SHARD:
             self.close()
         part = script_json(detail)
@@ -92,7 +92,7 @@ class Shards:
         self._parts, self._size = [], 0
 
     def lists(self) -> list[str]:
-        """The JSON of each."""
+        """Return the JSON of each shard."""
         texts = ((self._folder / f"{number}.js").read_text("utf-8") for number in range(self.count))
         return [text[text.index("[") : text.rindex("]") + 1] for text in texts]
 

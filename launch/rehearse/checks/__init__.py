@@ -15,9 +15,10 @@ from slime_swe.launch.rehearse.evidence import Evidence
 
 @dataclass(frozen=True)
 class Check:
-    """value: what was found. limit: what it may be at most, or `at_least`. look_at: where a fault would be.
+    """The outcome of a check.
 
-    ok: None where the rehearsal could not make it; `look_at` says why.
+    ok: None where the rehearsal could not make it; `look_at` says why. value: what was found. limit: the most that it
+    may be, or the least where `Measured.at_least`. look_at: where a fault would be.
     """
 
     name: str
@@ -29,7 +30,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a check found: it is ok where the value is not above the limit."""
+    """The figure that a check found: it is ok where it is not above the limit, or not below it with `at_least`."""
 
     value: float
     limit: float
@@ -41,14 +42,14 @@ class Measured:
 
 
 def worst(values: Iterable[float]) -> float:
-    """The largest, or the first that is no finite number, which `max` may drop: no comparison with NaN holds. Of none,
-    infinity: a check of nothing has not passed."""
+    """Return the largest value, or the first that is no finite number, which `max` may drop: no comparison with NaN
+    holds. It is infinity where there is none: a check of nothing has not passed."""
     found = list(values)
     return next((value for value in found if not math.isfinite(value)), max(found, default=math.inf))
 
 
 class NotMadeError(Exception):
-    """What the check needs is not there, and it says why that is no fault."""
+    """The evidence that a check needs is not there; the message says why that is no fault."""
 
 
 BROKEN = (LookupError, ValueError, RuntimeError, OSError)
@@ -107,12 +108,12 @@ WITHOUT_ROLLOUTS = (  # those that batches of random tokens can be checked with
 
 
 def run_checks(evidence: Evidence) -> Iterator[Check]:
-    """Every check, in order."""
+    """Run every check, in order."""
     return (run_check(name, evidence) for name in CHECKS)
 
 
 def run_check(name: str, evidence: Evidence) -> Check:
-    """One that can't be made says why. One that ends in an error has failed, and names it."""
+    """Run one check. A check that can't be made says why; one that ends in an error has failed, and names it."""
     if "rollouts" in evidence.skipped and name not in WITHOUT_ROLLOUTS:
         return Check(name, None, None, None, evidence.skipped["rollouts"])
     path, look_at = CHECKS[name]

@@ -17,8 +17,8 @@ from slime_swe.rollout.records import Record, Score, trajectories
 
 
 def masks(evidence: Evidence) -> Measured:
-    """Tokens that are trained though the policy did not sample them, or not trained though it did: by the episode's
-    record, by the server's weight versions, and in what the trainer has."""
+    """Count tokens that are trained though the policy did not sample them, or not trained though it did: by the
+    episode's record, by the server's weight versions, and in what the trainer has."""
     found, wrong = records_of(evidence), 0
     for number, samples in enumerate(evidence.rollouts):
         step = evidence.layout.steps.get(number)
@@ -37,8 +37,8 @@ CLOSE = 1e-6
 
 
 def rewards(evidence: Evidence) -> Measured:
-    """The largest gap between a sample's reward and what its episode's record is worth; a sample without one counts
-    as a gap of 1, and so do rewards that differ in no group, which train nothing."""
+    """Find the largest gap between a sample's reward and what its episode's record is worth; a sample without one
+    counts as a gap of 1, and so do rewards that differ in no group, which train nothing."""
     found = records_of(evidence)
     settings = composition(evidence)
     gaps, seen = list[float](), set[tuple[int, float]]()
@@ -55,7 +55,7 @@ def rewards(evidence: Evidence) -> Measured:
 
 
 def advantages(evidence: Evidence) -> Measured:
-    """The largest gap between what trained a token and its episode's advantage, over all samples and steps."""
+    """Find the largest gap between what trained a token and its episode's advantage, over all samples and steps."""
     found, gaps = records_of(evidence), list[float]()
     settings, divide = composition(evidence), evidence.recipe.algorithm.std_normalization
     for number, step in evidence.layout.steps.items():
@@ -76,7 +76,7 @@ def advantages(evidence: Evidence) -> Measured:
 
 
 def records_of(evidence: Evidence) -> Mapping[tuple[int, int], Record]:
-    """(rollout, index) -> the episode's line in the run's journal."""
+    """Map (rollout, index) to the episode's line in the run's journal."""
     return {(record.rollout_id or 0, record.index or 0): record for record in evidence.records}
 
 
@@ -98,7 +98,7 @@ def composition(evidence: Evidence) -> Composition:
 
 
 def _worth(evidence: Evidence, parts: list[Record], settings: Composition) -> float:
-    """Of one episode, by its outcome and its length."""
+    """Return what one episode is worth, by its outcome and its length."""
     record = parts[0]
     if record.broken or record.episode is None:
         return 0.0
@@ -107,8 +107,8 @@ def _worth(evidence: Evidence, parts: list[Record], settings: Composition) -> fl
 
 
 def denominators(evidence: Evidence) -> Measured:
-    """Samples that the trainer lacks, whose denominator is not their episode's number of trained tokens, or that are in
-    no micro-batch or in several, and steps that are divided by another number of episodes than they have."""
+    """Count samples that the trainer lacks, whose denominator is not their episode's number of trained tokens, or that
+    are in no micro-batch or in several, and how far the divisors of steps are from their numbers of episodes."""
     wrong = 0
     for number, step in evidence.layout.steps.items():
         samples = evidence.rollouts[number]
@@ -134,8 +134,8 @@ def _apart(one: list[int] | None, other: list[int]) -> int:
 
 # Tokens: what ends a turn, and how many the model has.
 def ends(evidence: Evidence) -> Measured:
-    """Stop tokens of the chat template that the checkpoint's files do not name, and replies that neither end in one
-    nor are as long as they may be."""
+    """Count stop tokens of the chat template that the checkpoint's files do not name, and replies that neither end in
+    one nor are as long as they may be."""
     named = set[int]()
     for file in ("config.json", "generation_config.json"):
         given = json.loads((evidence.toy / file).read_text(encoding="utf-8")).get("eos_token_id")
@@ -147,7 +147,7 @@ def ends(evidence: Evidence) -> Measured:
 
 
 def vocabulary(evidence: Evidence) -> Measured:
-    """Rows that Megatron pads the vocabulary with, and tokens beyond it."""
+    """Count the rows that Megatron pads the vocabulary with, and tokens beyond it."""
     rows, parallel = vocabulary_of(evidence.config), evidence.recipe.parallel
     asked = int(evidence.asked["vocab_size"])
     unit = int(evidence.asked["make_vocab_size_divisible_by"]) * parallel.tp
@@ -170,10 +170,10 @@ def _unended(evidence: Evidence, sample: Rolled) -> int:
     return wrong
 
 
-# Which experts tokens went to, and whether the trainer sends them there again.
+# Experts: the trainer must send tokens to those that they went to in the rollout.
 def tables(evidence: Evidence) -> Measured:
-    """The share of a sample's tokens and layers whose experts are those that Transformers' router chooses with the
-    weights that sampled. Experts of context that an older version has read are its own, and are left out. 0 where a
+    """Return the share of tokens and layers whose experts are those that Transformers' router chooses with the weights
+    that sampled. Experts of context that an older version has read are its own, and are left out. It is 0 where a
     version is none of the run's."""
     _require(evidence)
     if evidence.unknown_versions:
@@ -194,7 +194,7 @@ def tables(evidence: Evidence) -> Measured:
 
 
 def replayed(evidence: Evidence) -> Measured:
-    """Samples without a table of experts, and 1 for a trainer whose log does not say that it replays them."""
+    """Count samples without a table of experts, and 1 for a trainer whose log does not say that it replays them."""
     _require(evidence)
     missing = sum(sample.experts is None for samples in evidence.rollouts for sample in samples)
     missing += evidence.layout.arguments.get("use_rollout_routing_replay") != "True"
@@ -206,10 +206,10 @@ def _require(evidence: Evidence) -> None:
         raise NotMadeError("the recipe does not replay the server's routing")
 
 
-# Which weights sampled.
+# Versions of the weights that sampled.
 def versions(evidence: Evidence) -> Measured:
-    """Sampled tokens whose weights are newer than those that train them, or older than the schedule allows; and those
-    of no version, or of one that is no number. SLiME calls the weights that have seen n steps n + 1."""
+    """Count sampled tokens whose weights are newer than those that train them, or older than the schedule allows; and
+    those of no version, or of one that is no number. SLiME calls the weights that have seen n steps n + 1."""
     recipe = evidence.recipe
     bound = staleness(recipe) if recipe.rollout.schedule in ("carry", "continuous") else int(at_once(recipe))
     wrong = 0
@@ -221,10 +221,10 @@ def versions(evidence: Evidence) -> Measured:
     return Measured(wrong, 0)
 
 
-# What a token's probability was to the server, to the trainer and to Transformers.
+# A token's probability by the server, by the trainer and by Transformers.
 def before_updates(evidence: Evidence) -> Measured:
-    """The gap between trainer and server over sampled tokens, where both have the same weights: in the first rollout,
-    and in each one where sampling waits for the update. Where nothing serves, Transformers is the server."""
+    """Find the gap between trainer and server over sampled tokens, where both have the same weights: in the first
+    rollout, and in each one where sampling waits for the update. Where nothing serves, Transformers is the server."""
     figures = []
     for number, step in evidence.layout.steps.items():
         if number and (at_once(evidence.recipe) or evidence.skipped):
@@ -239,8 +239,8 @@ def before_updates(evidence: Evidence) -> Measured:
 
 
 def after_updates(evidence: Evidence) -> Measured:
-    """The gap between the server and Transformers, which has the weights that SLiME exported for the version that the
-    server names: infinite where it names another."""
+    """Find the gap between the server and Transformers, which has the weights that SLiME exported for the version that
+    the server names. It is infinite where the server names a version that was not exported."""
     if evidence.unknown_versions:
         return Measured(float("inf"), evidence.limits.log_probability)
     gaps = defaultdict[int, list[Tensor]](list)

@@ -17,13 +17,13 @@ from slime_swe.launch.plan.training import layout_of, shard
 from slime_swe.launch.rehearse.checks import Measured, NotMadeError, worst
 from slime_swe.launch.rehearse.evidence import Evidence, Step, Trained, read_weights, same
 
-# What SLiME and Megatron hold, beside what the recipe asked for.
+# The arguments that SLiME and Megatron hold, compared with those that the recipe asked for.
 SERVERS = "sglang_"  # how names of attributes begin that are there where a server is
 IMPLIED = ("use_routing_replay",)  # SLiME sets it with --use-rollout-routing-replay
 
 
 def arguments(evidence: Evidence) -> Measured:
-    """Attributes that have another value in the trainer than the recipe gave them, or none."""
+    """Count attributes that have another value in the trainer than the recipe gave them, or none."""
     held = evidence.layout.arguments
     if not held:
         raise NotMadeError("the trainer's log holds no table of its arguments")
@@ -38,7 +38,7 @@ def arguments(evidence: Evidence) -> Measured:
 
 
 def _says(text: str | None, value: Any) -> bool:
-    """Whether Megatron's table has this value of an attribute."""
+    """Say whether a text of Megatron's table is this value of an attribute."""
     if text is None:
         return False
     if isinstance(value, bool):
@@ -53,10 +53,13 @@ def _says(text: str | None, value: Any) -> bool:
     return text.rpartition(".")[2] == str(value) or text == str(value)
 
 
-# What a rank holds, beside what the planner counts.
+# The parameters that a rank holds, compared with the planner's count.
 def memory(evidence: Evidence) -> Measured:
-    """The largest share by which the parameters of a rank, as Megatron counts them, differ from the planner's. Weights,
-    gradients and optimizer states are multiples of these. Each rank of tensor and pipeline parallelism is looked at."""
+    """Find the largest share by which the parameters of a rank, as Megatron counts them, differ from the planner's.
+
+    Weights, gradients and optimizer states are multiples of these. Each rank of tensor and pipeline parallelism is
+    looked at.
+    """
     counted = evidence.layout.parameters
     ways = evidence.recipe.parallel
     if missing := {*product(range(ways.tp), range(ways.pp))} - counted.keys():
@@ -72,10 +75,12 @@ SMALL = 1e-9  # shares of what is 0 are taken of this
 
 
 def loss(evidence: Evidence) -> Measured:
-    """The largest difference of a step, where a rollout is one optimizer step and the ratio to the old policy is 1: of
-    the loss, as a share of the sum of its terms' sizes; and of the mean gap between trainer and server, as a share
-    of itself. SLiME weighs the tokens of both alike, and gaps do not cancel: a loss by episodes is all but 0, so that a
-    factor shows in the gap alone."""
+    """Find a step's largest difference, where a rollout is one optimizer step and the ratio to the old policy is 1.
+
+    It is that of the loss, as a share of the sum of its terms' sizes, or that of the mean gap between trainer and
+    server, as a share of itself. SLiME weighs the tokens of both alike, and gaps do not cancel: a loss by episodes is
+    all but 0, so that a factor shows in the gap alone.
+    """
     algorithm = evidence.recipe.algorithm
     if algorithm.steps_per_rollout > 1 or algorithm.rollout_logprobs or algorithm.keep_old_actor:
         raise NotMadeError("the ratio to the old policy is not 1 throughout")
@@ -91,18 +96,18 @@ def loss(evidence: Evidence) -> Measured:
 
 
 def loss_terms(evidence: Evidence, number: int) -> Tensor:
-    """What each token adds to the policy-gradient loss of a rollout's step."""
+    """Return what each token adds to the policy-gradient loss of a rollout's step."""
     parts = [_weighted(evidence, one) for one in evidence.layout.steps[number].samples]
     return _reduced(evidence, number, parts, evidence.recipe.algorithm.reduction)
 
 
 def size(terms: Tensor) -> float:
-    """Of a sum whose terms cancel: that of their absolute values."""
+    """Return the size of a sum whose terms cancel: the sum of their absolute values, `SMALL` at least."""
     return max(float(terms.abs().sum()), SMALL)
 
 
 def _reduced(evidence: Evidence, number: int, parts: Sequence[Tensor], reduction: str) -> Tensor:
-    """Each token's value, divided as the reduction says: their sum is the figure of the step."""
+    """Divide each token's value as the reduction says: the sum of these is the figure of the step."""
     tokens = [int(sum(one.mask_R)) for one in evidence.layout.steps[number].samples]
     if reduction == "token":
         return torch.cat(list(parts)).double() / max(1, sum(max(1, count) for count in tokens))
@@ -118,7 +123,7 @@ def _reduced(evidence: Evidence, number: int, parts: Sequence[Tensor], reduction
 
 
 def _weighted(evidence: Evidence, one: Trained) -> Tensor:
-    """Each trained token's term: its advantage, weighed for the difference between server and trainer."""
+    """Return each trained token's term: its advantage, weighed for the difference between server and trainer."""
     algorithm = evidence.recipe.algorithm
     mask = torch.tensor(one.mask_R, dtype=torch.float32)
     ratio = torch.exp(one.log_probs_R - one.rollout_log_probs_R)
@@ -129,18 +134,18 @@ def _weighted(evidence: Evidence, one: Trained) -> Tensor:
     return -one.advantages_R * weight * mask
 
 
-# The recipe's layout of ranks beside one rank, on the same rollouts.
+# The recipe's layout of ranks compared with one rank, on the same rollouts.
 LOSS, NORM = "train/loss", "train/grad_norm"
 UNTRAINED = ("e_score_correction_bias",)  # which SLiME leaves as they are
 
 
 def layout_log_probabilities(evidence: Evidence) -> Measured:
-    """The gap between the two of trained tokens, in the step where it is largest."""
+    """Find the gap between the two layouts over trained tokens, in the step where it is largest."""
     return Measured(worst(gaps(evidence)), evidence.limits.updated)
 
 
 def layout_loss(evidence: Evidence) -> Measured:
-    """The largest difference of a step's loss, as a share of the sum of its terms' sizes, in its rollout."""
+    """Find the largest difference of a step's loss, as a share of the sum of its terms' sizes, in its rollout."""
     steps = evidence.recipe.algorithm.steps_per_rollout
     sizes = {number: size(loss_terms(evidence, number)) for number in evidence.layout.steps}
     shares = (gap / sizes[step // steps] for step, gap in _differences(evidence, LOSS))
@@ -154,14 +159,14 @@ def layout_gradient_norm(evidence: Evidence) -> Measured:
 
 
 def layout_weights(evidence: Evidence) -> Measured:
-    """The difference of a tensor's weights after the first step, as a share of the learning rate: of that tensor where
-    it is largest."""
+    """Find the difference of a tensor's weights after the first step, as a share of the learning rate, in the tensor
+    where it is largest."""
     ours, theirs = (trainer.exports[0] for trainer in (evidence.layout, evidence.alone))
     return Measured(worst(apart(evidence, ours, theirs).values()), evidence.limits.weight)
 
 
 def moved(evidence: Evidence) -> Measured:
-    """Tensors that no step has changed, of those that every sample's tokens pass through, or that hold NaN since."""
+    """Count tensors that all tokens pass through and no step has changed, or that hold NaN after the last."""
     before, after = read_weights(evidence.toy), read_weights(evidence.layout.exports[evidence.last])
     if not before.keys() <= after.keys():
         return Measured(float("inf"), 0)
@@ -171,7 +176,7 @@ def moved(evidence: Evidence) -> Measured:
 
 
 def apart(evidence: Evidence, one: Path, other: Path) -> dict[str, float]:
-    """Tensor -> the difference of its weights in two Hugging Face folders, as a share of the learning rate."""
+    """Map each tensor to the difference of its weights in two folders, as a share of the learning rate."""
     ours, theirs, rate = read_weights(one), read_weights(other), evidence.recipe.optimizer.lr
     return {
         name: evidence.limits.over(ours[name].float() - theirs[name].float()) / rate
@@ -182,7 +187,7 @@ def apart(evidence: Evidence, one: Path, other: Path) -> dict[str, float]:
 
 
 def gaps(evidence: Evidence) -> Iterator[float]:
-    """Of each step, over its trained tokens."""
+    """Yield the gap of each step's log-probabilities, over its trained tokens."""
     one, other = evidence.layout, evidence.alone
     if not one.steps or one.steps.keys() != other.steps.keys():
         yield float("inf")
@@ -202,7 +207,7 @@ def step_gap(evidence: Evidence, one: Step, other: Step) -> float:
 
 
 def _differences(evidence: Evidence, tag: str) -> Iterator[tuple[int, float]]:
-    """Optimizer step -> that of a figure. A step that one of the two has not made differs without bound."""
+    """Yield each optimizer step and the difference of a figure, infinite where only one trainer has made the step."""
     ours, theirs = (trainer.figures.get(tag, {}) for trainer in (evidence.layout, evidence.alone))
     for step in sorted(ours.keys() | theirs.keys()):
         yield step, abs(ours.get(step, math.inf) - theirs.get(step, -math.inf))
@@ -210,17 +215,17 @@ def _differences(evidence: Evidence, tag: str) -> Iterator[tuple[int, float]]:
 
 # Weights that are written and read again: by the converters, as exports, and by a run that is resumed.
 def conversion(evidence: Evidence) -> Measured:
-    """Tensors of the toy that are others, or gone, after its way to Megatron's format and back."""
+    """Count tensors of the toy that are others, or gone, after its way to Megatron's format and back."""
     return Measured(different(evidence.toy, evidence.converted), 0)
 
 
 def export(evidence: Evidence) -> Measured:
-    """Tensors that the last export has otherwise than the last checkpoint, converted."""
+    """Count tensors that differ between the last export and the last checkpoint, converted."""
     return Measured(different(evidence.layout.exports[evidence.last], evidence.saved), 0)
 
 
 def resumed_log_probabilities(evidence: Evidence) -> Measured:
-    """The gap of the last step's log-probabilities to those of the run that was not interrupted."""
+    """Find the gap of the last step's log-probabilities to those of the run that was not interrupted."""
     resumed, last, limit = evidence.resumed, evidence.last, evidence.limits.repeated
     if last not in resumed.steps:
         return Measured(float("inf"), limit)
@@ -228,8 +233,8 @@ def resumed_log_probabilities(evidence: Evidence) -> Measured:
 
 
 def resumed_weights(evidence: Evidence) -> Measured:
-    """The difference of a tensor's weights after the last step to the run that was not interrupted, as a share of the
-    learning rate: of that tensor where it is largest."""
+    """Find the difference of a tensor's weights after the last step to the run that was not interrupted, as a share of
+    the learning rate, in the tensor where it is largest."""
     limit = evidence.limits.repeated_weight
     exports = [trainer.exports.get(evidence.last) for trainer in (evidence.resumed, evidence.layout)]
     if exports[0] is None or exports[1] is None:
@@ -238,8 +243,8 @@ def resumed_weights(evidence: Evidence) -> Measured:
 
 
 def resumed_steps(evidence: Evidence) -> Measured:
-    """Rollouts that the resumed run trained on beside the one that was left, or not; and the same of optimizer steps,
-    which SLiME numbers through the whole run."""
+    """Count rollouts that the resumed run trained on beside the one that was left, and that one where it did not; and
+    the same of optimizer steps, which SLiME numbers through the whole run."""
     resumed, last = evidence.resumed, evidence.last
     steps = evidence.recipe.algorithm.steps_per_rollout
     made = set(resumed.figures.get(LOSS, {}))

@@ -22,9 +22,11 @@ FAILS_IN = 1  # the rollout whose sampling, step, save or update the fault comes
 
 @dataclass(frozen=True)
 class Part:
-    """title: the beginning of what its process calls itself, as Ray and SGLang have it set; empty where no single
-    one fails. what: fails, for people. number: of the signal that it gets. count: of the like in the run. nodes: of
-    the run, an engine on each.
+    """A part of a run that fails.
+
+    title: the beginning of its process's title, as Ray and SGLang set it; empty where no single process fails. what:
+    what fails, for people. number: that of the signal that it gets. count: how many of its kind the run has. nodes: how
+    many the run has, an engine on each.
     """
 
     title: str
@@ -36,9 +38,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Moment:
-    """title: of a process, by Ray the method that it runs. there, missing: paths below the run's folder.
+    """A thing under way in a run.
 
-    seconds: how long it must have been so before the fault comes.
+    title: that of a process, by Ray the method that it runs. there, missing: paths below the run's folder that exist
+    and that do not. seconds: how long it must have been so before the fault comes.
     """
 
     title: str
@@ -47,7 +50,7 @@ class Moment:
     seconds: float = 0.0
 
     def of(self, rollout: int) -> Moment:
-        """With the paths of a rollout's."""
+        """Return the moment with a rollout's paths."""
         numbers = {"before": rollout - 1, "rollout": rollout, "after": rollout + 1}
         there, missing = (path.format(**numbers) for path in (self.there, self.missing))
         return Moment(self.title, there, missing, self.seconds)
@@ -100,7 +103,7 @@ DRILLS = tuple(Drill(part, moment) for part in PARTS for moment in MOMENTS)
 
 
 def chosen(words: Sequence[str]) -> tuple[list[Drill], list[str]]:
-    """The drills that `faults`, `faults=PART,...` or `faults=PART.MOMENT,...` ask for, and the other words.
+    """Return the drills that `faults`, `faults=PART,...` or `faults=PART.MOMENT,...` ask for, and the other words.
 
     Raises `UserError` for a name that there is not.
     """

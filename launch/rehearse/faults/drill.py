@@ -52,7 +52,7 @@ class Play:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def play(self) -> Seen:
-        """Raises `InfrastructureError` where the moment never comes."""
+        """Play the drill, and return what was seen. Raises `InfrastructureError` where the moment never comes."""
         self.injection = INJECTIONS.get(self.drill.part, Injection)(self.drill, self.run)
         with ExitStack() as stack:
             stack.enter_context(self.injection.prepared())
@@ -90,7 +90,7 @@ class Play:
         return replace(started, environment={**started.environment, MARK: self.mark})
 
     async def _resume(self) -> int:
-        """The exit code that `--resume` has."""
+        """Resume the run, and return the exit code that `--resume` has."""
         try:
             cut_back(self.run)
         except UserError as error:
@@ -126,7 +126,10 @@ class Play:
             await asyncio.sleep(LOOK)
 
     async def _until_ended(self, running: asyncio.Task[int]) -> tuple[int | None, float]:
-        """Its code, or None and the seconds for which nothing had come: then it was stopped as Ctrl-C does."""
+        """Wait for the run's end, and return its exit code and 0.0.
+
+        A run that hangs is stopped as by Ctrl-C; then the result is None and the seconds without a new file.
+        """
         held, since = _files(self.run), time.monotonic()
         while not running.done():
             await asyncio.wait({running}, timeout=1.0)
@@ -142,7 +145,7 @@ class Play:
 
 
 def _files(run: Path) -> list[tuple[str, int]]:
-    """What a run that goes on adds to: journals, dumps, checkpoints, exports. Logs grow while it hangs too."""
+    """List what a run that goes on adds to: journals, dumps, checkpoints, exports. Logs grow while it hangs too."""
     folders = [
         *run.glob("*.jsonl"),
         *(path for name in ("dumps", "checkpoints", "exports") for path in run.glob(f"{name}/*")),
@@ -160,11 +163,11 @@ CHECKED = {"rollout-health-check-first-wait": 0, "rollout-health-check-interval"
 
 
 def drilled(recipe: Recipe, drill: Drill) -> Recipe:
-    """A scaled recipe as it is drilled: a trainer rank and an engine, two of that which fails or one on each node, and
-    one checkpoint kept.
+    """Change a scaled recipe as it is drilled: a trainer rank and an engine, two of that which fails or one on each
+    node, and one checkpoint kept.
 
-    Without routing replay, for which PyPI's router would have to be replaced. SLiME looks for dead engines as often in
-    a rollout of seconds as it does in one of minutes.
+    It has no routing replay, for which PyPI's router would have to be replaced. SLiME looks for dead engines as often
+    in a rollout of seconds as it does in one of minutes.
     """
     part = PARTS[drill.part]
     ranks, engines = (part.count if part.title == PARTS[name].title else 1 for name in ("rank", "engine"))
@@ -182,7 +185,7 @@ def drilled(recipe: Recipe, drill: Drill) -> Recipe:
 
 
 def play(own: Recipe, platform: Platform, folder: Path, drills: Sequence[Drill]) -> Iterator[Outcome]:
-    """Each drill's outcome, as soon as it is there, and in `PART.MOMENT.json` in the folder.
+    """Yield each drill's outcome as soon as it is there, and write it to `PART.MOMENT.json` in the folder.
 
     Raises `UserError` on GPUs, and for a model that no server has on a CPU.
     """

@@ -26,7 +26,7 @@ from slime_swe.launch.slime.job import Job
 
 @dataclass
 class Injection:
-    """The part's processes get its signal. A part that fails in another way has a subclass.
+    """A fault that sends the part's signal to its processes. A part that fails in another way has a subclass.
 
     run: the run's folder, which is not there before. ends_within: seconds in which the run's processes must follow its
     driver.
@@ -38,7 +38,7 @@ class Injection:
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        """The folder, and what else the run needs, until the drill is over.
+        """Provide the folder, and what else the run needs, until the drill is over.
 
         Raises `InfrastructureError` where this machine does not give it.
         """
@@ -46,11 +46,11 @@ class Injection:
         yield
 
     def started(self, job: Job) -> Job:
-        """The job as it is started, the first time and to resume."""
+        """Return the job as it is started, the first time and to resume."""
         return job
 
     def inject(self, processes: Processes) -> None:
-        """Let the part fail. Raises `InfrastructureError` where the run has none."""
+        """Let the part fail. Raises `InfrastructureError` where the run has no such process."""
         part = PARTS[self.drill.part]
         found = processes.of(part)
         if not found:
@@ -60,7 +60,7 @@ class Injection:
             found = [] if part.title else processes.of(part)  # what was being started meanwhile
 
     def living(self, mark: str) -> list[int]:
-        """The run's processes; mark: of those that its job has started."""
+        """List the run's processes. mark: that of those which its job has started."""
         return owned(mark)
 
     def mend(self) -> None:
@@ -72,7 +72,7 @@ SCAN = 1.0  # seconds between looks for new processes
 
 
 def title(pid: int) -> str:
-    """What a process calls itself, without its folder and arguments; empty where it has ended."""
+    """Read a process's title, without its folder and arguments; empty where it has ended."""
     try:
         words = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -81,7 +81,7 @@ def title(pid: int) -> str:
 
 
 def parent(pid: int) -> int | None:
-    """The process that has started it; None where it has ended."""
+    """Find the parent of a process; None where the process has ended."""
     try:
         return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -89,19 +89,19 @@ def parent(pid: int) -> int | None:
 
 
 class Processes:
-    """Those whose environment holds `mark`; new ones are looked for every `SCAN` seconds, as that takes long."""
+    """Processes whose environment holds `mark`; new ones are looked for every `SCAN` seconds, as that takes long."""
 
     def __init__(self, mark: str) -> None:
         self.mark, self._found, self._looked = mark, list[int](), 0.0
 
     def titles(self) -> dict[int, str]:
-        """Process -> what it calls itself now, the oldest first."""
+        """Map each process to its title as it is now, the oldest first."""
         if time.monotonic() - self._looked > SCAN:
             self._found, self._looked = sorted(owned(self.mark)), time.monotonic()
         return {pid: title(pid) for pid in self._found}
 
     def of(self, part: Part) -> list[int]:
-        """The processes that fail with the part: one of those that it names, or all where it names none.
+        """List the processes that fail with the part: one of those that it names, or all where it names none.
 
         A process is left out whose parent has such a title too: it was forked, to save or to route. Known are those
         that were there at the last look, since a moment may be over before another look is.
@@ -120,7 +120,7 @@ class Watch:
         self._since: float | None = None
 
     def has_come(self) -> bool:
-        """Whether it has lasted as long as it must; to be asked again and again."""
+        """Say whether the moment has lasted as long as it must; to be asked again and again."""
         if not self.lasts():
             self._since = None
             return False
@@ -142,7 +142,7 @@ def strike(pids: list[int], part: Part) -> None:
 
 
 def left_after(living: Callable[[], list[int]], seconds: float) -> list[str]:
-    """Titles of the run's processes that still live `seconds` later; none as soon as there is none."""
+    """Return the titles of processes that still live after `seconds`; it returns at once when none is left."""
     deadline = time.monotonic() + seconds
     while living() and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -156,7 +156,7 @@ _FILLER, _BLOCKS = "filler", 64  # the last blocks are written one by one, as ot
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """Mount it at `folder`, which is made; afterwards the folder holds what was written there, on its own disk.
+    """Mount a small disk at `folder`, which is made; afterwards the folder holds what was written, on its own disk.
 
     Raises `InfrastructureError` where this process may mount nothing.
     """
@@ -219,7 +219,7 @@ _NODE = {"SLURM_PROCID": "1", "SLURM_CPUS_ON_NODE": "1", "SLURM_GPUS_ON_NODE": "
 
 
 class LostNode(Injection):
-    """Nothing is killed: the second node goes on, and nobody hears of it."""
+    """A cut network: nothing is killed, the second node goes on, and nobody hears of it."""
 
     ends_within: ClassVar[float] = 300.0  # nobody can end the second node's, which ends by itself without its head
     program: ClassVar = (sys.executable, "-m", "slime_swe.launch.rehearse.faults.first_node")
@@ -237,7 +237,7 @@ class LostNode(Injection):
                     self._end()
 
     def started(self, job: Job) -> Job:
-        """On the first node; the second waits for it."""
+        """Return the job on the first node, and start the second node, which waits for it."""
         folder = tempfile.mkdtemp(dir=self.folder)  # of this start: the head has another address each time
         environment = {**job.environment, MODE: "token", TOKEN: secrets.token_hex(32), _GLOO: DEVICE}
         self._join(folder, environment)
@@ -261,11 +261,11 @@ class LostNode(Injection):
         self.network.cut()
 
     def living(self, mark: str) -> list[int]:
-        """Those of the second node too, which no launcher can reach."""
+        """List the processes of the second node too, which no launcher can reach."""
         return [*super().living(mark), *self.network.processes(SECOND)]
 
     def mend(self) -> None:
-        """The network is there again. What is left on the second node ends, as SLURM has it before another job."""
+        """Restore the network, after ending what is left on the second node, as SLURM does before another job."""
         self._end()
         self.network.mend()
 
@@ -294,23 +294,23 @@ _HOLD = ("unshare", "--net", "sh", "-c", "echo && exec cat")  # until its standa
 
 @dataclass(frozen=True)
 class Network:
-    """holders: of each node's namespace, the process that has made it."""
+    """Two linked network namespaces. holders: the process that has made each node's."""
 
     holders: tuple[int, int]
 
     def inside(self, node: int) -> tuple[str, ...]:
-        """The words before a command that have it run on a node, 0 or 1."""
+        """Return the words before a command that have it run on a node, 0 or 1."""
         return "nsenter", f"--net={self._path(node)}"
 
     def cut(self) -> None:
-        """From now on each end drops what it is to send. Connections stay open; nobody is told."""
+        """Make each end drop what it is to send from now on. Connections stay open; nobody is told."""
         self._queue("blackhole")
 
     def mend(self) -> None:
         self._queue("noqueue")
 
     def processes(self, node: int) -> list[int]:
-        """Those that run on a node."""
+        """List the processes that run on a node."""
         found = (int(path.name) for path in PROC.glob("[0-9]*"))
         own = os.readlink(self._path(node))
         return sorted(pid for pid in found if pid not in self.holders and _namespace(pid) == own and lives(pid))
@@ -325,7 +325,7 @@ class Network:
 
 @contextmanager
 def two_namespaces() -> Iterator[Network]:
-    """Raises `InfrastructureError` where this process may make none."""
+    """Make two linked network namespaces. Raises `InfrastructureError` where this process may make none."""
     with ExitStack() as stack:
         made = Network((_held(stack), _held(stack)))
         first, second = ((DEVICE, "address", address) for address in _HARDWARE)
@@ -337,8 +337,8 @@ def two_namespaces() -> Iterator[Network]:
 
 
 def _connect(network: Network, node: int, other: int) -> None:
-    """Each knows the other's hardware address. Else it would ask for it, and a new connection over a cut link would
-    fail after three seconds, as between two nodes with no router between them.
+    """Set up a node's end of the link, with the other's hardware address. Else the node would ask for that, and a new
+    connection over a cut link would fail after three seconds, as between two nodes with no router between them.
     """
     for words in (
         "ip link set lo up",
@@ -351,7 +351,7 @@ def _connect(network: Network, node: int, other: int) -> None:
 
 
 def _held(stack: ExitStack) -> int:
-    """A process in a namespace of its own, until the stack is unwound."""
+    """Start a process in a network namespace of its own, which lives until the stack is unwound."""
     with _needing_root():
         process = subprocess.Popen(_HOLD, start_new_session=True, stdin=PIPE, stdout=PIPE, stderr=PIPE)
         stack.enter_context(process)
@@ -377,7 +377,7 @@ def _needing_root() -> Iterator[None]:
 
 
 def _namespace(pid: int) -> str:
-    """Of a process; empty where it has ended."""
+    """Read the network namespace of a process; empty where it has ended."""
     with suppress(OSError):
         return os.readlink(PROC / str(pid) / "ns" / "net")
     return ""

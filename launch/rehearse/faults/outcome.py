@@ -26,16 +26,18 @@ GOES_ON, HANGS = "goes on", "hangs"
 
 
 def processes(seen: Seen) -> Measured:
-    """Processes of the run that outlive its driver."""
+    """Count processes of the run that outlive its driver."""
     return Measured(len(seen.processes), 0)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """ending: `goes on`, `hangs`, or the code that the run ended with. seconds: from the fault to the run's end.
+    """The outcome of one drill.
 
-    lost_episodes, lost_steps: played and made again, after they were written. resumed_from: what a resumption begins
-    with; empty where there was none. processes: titles of those that outlived the run.
+    ending: `goes on`, `hangs`, or the code that the run ended with. seconds: from the fault to the run's end.
+    lost_episodes: how many were played again after they were written. lost_steps: how many were made again.
+    resumed_from: what a resumption begins with; empty where there was none. processes: titles of those that outlived
+    the run.
     """
 
     part: str
@@ -76,17 +78,17 @@ def judge(seen: Seen, recipe: str, when: str) -> Outcome:
     )
 
 
-# What the docs promise of a run that fails, each as a figure and its limit.
+# The docs' promises about a run that fails, each as a figure and its limit.
 #
 # Adding one is a function here, and its line in `PROMISES`.
 def resumed(seen: Seen) -> Measured:
-    """Exit code of `--resume`, or of the run itself where it went on."""
+    """Return the exit code of `--resume`, or of the run itself where it went on."""
     code = seen.code if seen.resumed is None else seen.resumed
     return Measured(abs(code or 0), 0)
 
 
 def lost_records(seen: Seen) -> Measured:
-    """Records of rollouts that a checkpoint had seen, which are gone or are others in the end."""
+    """Count records of rollouts that a checkpoint had seen, which are gone or are others in the end."""
     kept = {episode.record for episode in seen.finally_.episodes}
     left = (seen.at_fault, seen.at_end)
     settled = {one.record for found in left for one in found.episodes if one.rollout <= found.checkpoint}
@@ -94,28 +96,28 @@ def lost_records(seen: Seen) -> Measured:
 
 
 def repeated_steps(seen: Seen) -> Measured:
-    """Training steps that were made, and made again by the resumed run."""
+    """Count training steps that were made, and made again by the resumed run."""
     return Measured(len(again(seen)), seen.save_interval)
 
 
 def again(seen: Seen) -> list[int]:
-    """Rollouts whose training step was made twice."""
+    """List the rollouts whose training step was made twice."""
     return [number for number, when in seen.at_end.steps.items() if seen.finally_.steps.get(number) != when]
 
 
 def repeated_episodes(seen: Seen) -> Measured:
-    """Episodes in the journal that were played again: those of a rollout for each step that may be lost."""
+    """Count episodes in the journal that were played again; allowed are a rollout's for each step that may be lost."""
     return Measured(len(replayed(seen)), seen.save_interval * seen.groups * seen.episodes)
 
 
 def replayed(seen: Seen) -> set[int]:
-    """Trajectories of the journal whose records are others in the end."""
+    """Return the trajectories of the journal whose records are others in the end."""
     kept = {episode.record for episode in seen.finally_.episodes}
     return {episode.trajectory for episode in seen.at_end.episodes if episode.record not in kept}
 
 
 def twice(seen: Seen) -> Measured:
-    """Records of the journal beyond an episode's first rollout, or that stand there twice."""
+    """Count records of the journal beyond an episode's first rollout, or that stand there twice."""
     found = seen.finally_.episodes
     rollouts = {(episode.trajectory, episode.rollout) for episode in found}
     trajectories = {episode.trajectory for episode in found}
@@ -124,24 +126,24 @@ def twice(seen: Seen) -> Measured:
 
 
 def missing_episodes(seen: Seen) -> Measured:
-    """Episodes that the journal lacks in the end."""
+    """Count episodes that the journal lacks in the end."""
     wanted = seen.rollouts * seen.groups * seen.episodes
     return Measured(max(0, wanted - len({episode.trajectory for episode in seen.finally_.episodes})), 0)
 
 
 def skipped_groups(seen: Seen) -> Measured:
-    """Groups of the task order that were passed over."""
+    """Count groups of the task order that were passed over."""
     groups = {episode.group for episode in seen.finally_.episodes}
     return Measured(len(set(range(max(groups, default=-1) + 1)) - groups), 0)
 
 
 def missing_steps(seen: Seen) -> Measured:
-    """Rollouts that were not trained on in the end."""
+    """Count rollouts that were not trained on in the end."""
     return Measured(len(set(range(seen.rollouts)) - seen.finally_.steps.keys()), 0)
 
 
 def trained_failures(seen: Seen) -> Measured:
-    """Episodes that infrastructure broke and that are in the loss."""
+    """Count episodes that infrastructure broke and that are in the loss."""
     return Measured(sum(episode.broken and not episode.removed for episode in seen.finally_.episodes), 0)
 
 
@@ -160,13 +162,13 @@ PROMISES: dict[str, tuple[Callable[[Seen], Measured], str]] = {  # name -> funct
 
 
 def compare(seen: Seen) -> list[Check]:
-    """Every promise with what was seen of it."""
+    """Check every promise against what was seen."""
     found = [(name, measure(seen), where) for name, (measure, where) in PROMISES.items()]
     return [Check(name, one.ok, one.value, one.limit, where) for name, one, where in found]
 
 
 def resumes_from(left: Left) -> str:
-    """For people: what a resumption of the run begins with."""
+    """Say, for people, what a resumption of the run begins with."""
     return "the model's weights" if left.checkpoint < 0 else f"the checkpoint of rollout {left.checkpoint}"
 
 
@@ -174,14 +176,14 @@ NONE = -1  # in the place of a rollout: there is none
 
 
 def record(outcome: Outcome) -> dict[str, Any]:
-    """Of one drill, as `benchmarks/baselines/faults` keeps it."""
+    """Return the record of one drill, as `benchmarks/baselines/faults` keeps it."""
     return {"ok": outcome.ok, **dataclasses.asdict(outcome)}
 
 
-# What a drill has seen: the run's folder when the fault came, when the run had ended, and after it was resumed.
+# A drill sees the run's folder when the fault came, when the run had ended, and after it was resumed.
 @dataclass(frozen=True)
 class Episode:
-    """One record of the journal. removed: from the loss. record: a digest of it."""
+    """One record of the journal. removed: whether it is out of the loss. record: a digest of it."""
 
     rollout: int
     group: int
@@ -193,7 +195,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Left:
-    """What a run's folder holds. steps: rollout -> when its training step was done, in nanoseconds.
+    """The contents of a run's folder. steps: rollout -> when its training step was done, in nanoseconds.
 
     checkpoint: the newest from which a run can go on, by the number of its rollout.
     """
@@ -210,11 +212,12 @@ class Left:
 
 @dataclass(frozen=True)
 class Seen:
-    """rollouts, groups, episodes: of the run, of a rollout, and of a group. save_interval: rollouts.
+    """A drill as it was seen.
 
-    code: of the run that had the fault, None where it was stopped since it no longer went on. seconds: from the fault
-    to its end, or for which nothing had come when it was stopped. processes: of the run, by title, that outlived it.
-    resumed: the code of `--resume`, None where there was nothing to resume.
+    rollouts, groups, episodes: how many the run, a rollout and a group have. save_interval: in rollouts. code: that of
+    the run that had the fault; None where it was stopped, as it no longer went on. seconds: from the fault to its end,
+    or without a new file when it was stopped. processes: titles of those that outlived the run. resumed: the code of
+    `--resume`; None where there was nothing to resume.
     """
 
     drill: Drill
@@ -241,7 +244,7 @@ def _episodes(run: Path) -> Iterator[Episode]:
 
 
 def _checkpoint(checkpoints: Path) -> int:
-    """By what lies there, not by what a resumption makes of it."""
+    """Find the newest usable checkpoint by what lies there, not by what a resumption makes of it; else `NONE`."""
     if not (checkpoints / TRACKER).is_file():
         return NONE
     newest = last_saved(checkpoints, unreadable=max(saved(checkpoints), default=NONE))

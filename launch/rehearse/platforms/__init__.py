@@ -30,9 +30,9 @@ class Platform(ABC):
     """One kind of machine, as this one is.
 
     name: that of `on=`.
-    limits: of the checks, by the precision that is computed in.
-    learning_rate: of AdamW: a step changes exported weights and a toy's log-probabilities by far more than rounding.
-    copies: of the model, that a step's episodes are dealt to, at most.
+    limits: those of the checks, by the precision that is computed in.
+    learning_rate: AdamW's: a step changes exported weights and a toy's log-probabilities by far more than rounding.
+    copies: the most copies of the model that a step's episodes are dealt to.
     settings: attributes of SLiME's `args` that no flag sets.
     """
 
@@ -45,70 +45,72 @@ class Platform(ABC):
     @classmethod
     @abstractmethod
     def here(cls) -> Platform:
-        """This machine. Raises `UserError` with the remedy where it, or its Python, lacks what a rehearsal needs."""
+        """Return this machine. Raises `UserError`, with the remedy, where it or its Python lacks what is needed."""
 
     def computing(self) -> AbstractContextManager[None]:
-        """While it lasts, Transformers computes in this process as on a CPU."""
+        """Have Transformers compute in this process as on a CPU, inside the context."""
         return nullcontext()
 
     @abstractmethod
     def ranks(self, recipe: Recipe) -> int:
-        """Of the trainer, at most. Raises `UserError` where the machine is too small for the recipe."""
+        """Return the trainer's ranks at most. Raises `UserError` where the machine is too small for the recipe."""
 
     @abstractmethod
     def placed(self, recipe: Recipe, ranks: int) -> Recipe:
-        """The small recipe with its trainer's ranks, its servers and SLiME's own flags, as the machine takes them."""
+        """Return the small recipe with its trainer's ranks, servers and SLiME's own flags as the machine takes them."""
 
     @abstractmethod
     def toy_values(self, toy: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """What a toy's `config.json` has otherwise here, of the text part; own: that of the recipe's model."""
+        """Return what the text part of a toy's `config.json` has otherwise here. own: that of the recipe's model."""
 
     @abstractmethod
     def unserved(self, recipe: Recipe) -> str:
-        """Why SGLang can't serve the recipe's model here; empty where it can."""
+        """Say why SGLang can't serve the recipe's model here; empty where it can."""
 
     @abstractmethod
     def routed(self, recipe: Recipe) -> bool:
-        """Whether a router of ours takes the place of SLiME's."""
+        """Say whether a router of ours takes the place of SLiME's."""
 
     @abstractmethod
     def sections(self, recipe: Recipe, found: Mapping[str, Attributes]) -> dict[str, Attributes]:
-        """Heading -> attributes of SLiME's `args`, of what GPUs would get."""
+        """Return the attributes of SLiME's `args` by heading. found: those that GPUs would get."""
 
     @abstractmethod
     def conversion(self) -> Attributes:
-        """What SLiME's converter to Megatron's format wants beside the model."""
+        """Return what SLiME's converter to Megatron's format wants beside the model."""
 
     @abstractmethod
     def program(self, script: Path) -> tuple[str, ...]:
-        """The command that runs `train.py` or `train_async.py` on a Ray of its own."""
+        """Return the command that runs `train.py` or `train_async.py` on a Ray of its own."""
 
     @abstractmethod
     def tool(self, script: Path) -> tuple[str, ...]:
-        """The command that runs one of SLiME's converters."""
+        """Return the command that runs one of SLiME's converters."""
 
     @abstractmethod
     def environment(self, recipe: Recipe, run: Path, checkouts: Checkouts) -> dict[str, str]:
-        """Variable -> value, of both."""
+        """Return the environment variables of both commands."""
 
     @abstractmethod
     def stand_ins(self, recipe: Recipe) -> Mapping[str, str]:
-        """Flag -> why it differs from the recipe's here; those that differ everywhere are in `jobs.REASONS`."""
+        """Map each flag that differs here to the reason; flags that differ everywhere are in `jobs.REASONS`."""
 
 
-# How far apart two computations of the same may be, by the precision that they are made in.
+# The gaps that are allowed between two computations of the same, by the precision that they are made in.
 @dataclass(frozen=True)
 class Limits:
-    """figure: what many gaps come to, the largest or their mean.
+    """Limits of the checks.
 
-    log_probability: of one token, between two computations with the same weights, nats.
-    updated: the same, with weights that two layouts have trained apart.
-    loss: between two of a step, as a share of the sum of its terms' sizes.
-    norm: of a gradient, as a share of it.
-    weight: of a tensor after a step that two layouts have made, as a share of the learning rate.
-    experts: share of choices that are the same, at least.
-    repeated: of one token, between two runs of the same step.
-    repeated_weight: of a tensor after two runs of the same step, as a share of the learning rate.
+    figure: what many gaps come to, the largest or their mean.
+
+    log_probability: gap of one token's log-probability, between two computations with the same weights, nats.
+    updated: the same gap, with weights that two layouts have trained apart.
+    loss: gap between two losses of a step, as a share of the sum of its terms' sizes.
+    norm: gap of a gradient's norm, as a share of it.
+    weight: gap of a tensor after a step that two layouts have made, as a share of the learning rate.
+    experts: the least share of choices that are the same.
+    repeated: gap of one token's log-probability, between two runs of the same step, nats.
+    repeated_weight: gap of a tensor after two runs of the same step, as a share of the learning rate.
     """
 
     figure: Callable[[Tensor], Tensor]
@@ -122,7 +124,7 @@ class Limits:
     repeated_weight: float
 
     def over(self, gaps: Tensor) -> float:
-        """The figure of gaps of either sign; of none, infinity."""
+        """Return the figure of gaps of either sign; it is infinity where there are none."""
         return float(self.figure(gaps.abs())) if gaps.numel() else float("inf")
 
 
@@ -160,6 +162,6 @@ one step on GPUs add up in another order, so that `repeated` is not 0.
 
 
 def platform_of(name: str) -> Platform:
-    """The platform `cpu` or `gpu`, as this machine is. Raises `UserError` where there is none such."""
+    """Return the platform `cpu` or `gpu`, as this machine is. Raises `UserError` where there is none such."""
     found: type[Platform] = load_registered(name, PLATFORMS, "on")
     return found.here()

@@ -41,7 +41,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
 
 
 class CpuPlatform(Platform):
-    """At most `RANKS` ranks of the trainer, and one server that has a GPU of its own in name."""
+    """A CPU with at most `RANKS` ranks of the trainer, and one server that has a GPU of its own in name."""
 
     name = "cpu"
     limits = FLOAT32
@@ -78,7 +78,7 @@ class CpuPlatform(Platform):
         return "" if recipe.model.kind.served_on_cpu else WITHOUT_KERNELS
 
     def routed(self, recipe: Recipe) -> bool:
-        """Where the server's experts are asked for, which PyPI's router drops and that of SLiME's image passes on."""
+        """Say whether the server's experts are asked for: PyPI's router drops them, that of SLiME's image does not."""
         return recipe.algorithm.routing_replay == "rollout"
 
     def sections(self, recipe: Recipe, found: Mapping[str, Attributes]) -> dict[str, Attributes]:

@@ -54,7 +54,7 @@ _BROKEN = "run `nvidia-smi` yourself: where it fails too, the driver must be put
 
 
 class GpuPlatform(Platform):
-    """gpus: those that this process may use. listed: CUDA_VISIBLE_DEVICES, where it names them."""
+    """This node's GPUs. gpus: those that this process may use. listed: CUDA_VISIBLE_DEVICES, where it names them."""
 
     name = "gpu"
     limits = BFLOAT16
@@ -76,7 +76,7 @@ class GpuPlatform(Platform):
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Transformers would take CUDA's kernels, for tensors on a CPU too, where this process saw a GPU."""
+        """Hide the GPUs, with which Transformers would take CUDA's kernels, for tensors on a CPU too."""
         before = os.environ.get(VISIBLE)
         os.environ[VISIBLE] = ""
         try:
@@ -86,7 +86,10 @@ class GpuPlatform(Platform):
             os.environ.update({} if before is None else {VISIBLE: before})
 
     def ranks(self, recipe: Recipe) -> int:
-        """All GPUs, or half of them where others serve; a power of 2, as layouts are."""
+        """Count all GPUs, or half of them where others serve, down to a power of 2, as layouts are.
+
+        Raises `UserError` where others serve and there is one GPU.
+        """
         own = recipe.cluster.colocate
         if not own and len(self.gpus) < 2:
             raise UserError(
@@ -112,7 +115,7 @@ class GpuPlatform(Platform):
         )
 
     def toy_values(self, toy: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """Heads as wide as the model's own."""
+        """Return larger widths, with heads as wide as the model's own."""
         found = {key: WIDER * toy[key] for key in WIDTHS if key in toy}
         if not own.keys() & {"head_dim", "v_head_dim"}:  # then the hidden size says how wide they are
             found["hidden_size"] = toy["num_attention_heads"] * own["hidden_size"] // own["num_attention_heads"]
@@ -144,8 +147,8 @@ class GpuPlatform(Platform):
 
 
 def gpus_here(machine: Machine, listed: str | None) -> list[Gpu]:
-    """The GPUs that this process may use; listed: CUDA_VISIBLE_DEVICES. Raises `UserError` where there are none, or
-    where they are divided (MIG)."""
+    """List the GPUs that this process may use. listed: CUDA_VISIBLE_DEVICES. Raises `UserError` where there are none,
+    or where they are divided (MIG)."""
     try:
         gpus, strange = parse(machine.ask(*COMMAND))
     except MachineError as error:
@@ -167,7 +170,7 @@ def gpus_here(machine: Machine, listed: str | None) -> list[Gpu]:
 
 
 def _named(name: str, gpus: Sequence[Gpu]) -> Gpu:
-    """By its number, or by its UUID or the beginning of it, as CUDA reads them. Raises `UserError` for another."""
+    """Find a GPU by its number, UUID or the beginning of that, as CUDA does. Raises `UserError` where there is none."""
     found = [gpu for gpu in gpus if name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))]
     if len(found) != 1:
         there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)
@@ -199,7 +202,7 @@ def require_stack() -> None:
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """Those of the distributions that are installed."""
+    """Return the versions of those distributions that are installed."""
     found = {}
     for name in names:
         with suppress(metadata.PackageNotFoundError):
@@ -208,12 +211,12 @@ def versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def _power_of_2(count: int) -> int:
-    """The largest that is not above it."""
+    """Return the largest power of 2 that is not above a count."""
     return 1 << (count.bit_length() - 1)
 
 
 def _halved(size: int, whole: int) -> int:
-    """Until it divides the whole."""
+    """Halve a size until it divides the whole."""
     while whole % size:
         size = size // 2
     return size

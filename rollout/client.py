@@ -96,10 +96,10 @@ class Generation:
 
 # `Gate` is where model calls wait while the run wants none, with their sandboxes alive.
 class Gate:
-    """Every request to an engine passes it, and so does the rest of a turn that an engine has aborted.
+    """The gate that every request to an engine passes, also one for the rest of a turn that an engine has aborted.
 
-    `drain` pauses a run's episodes at their model calls, which keep what was sampled so far; `open` lets them go on.
-    A gate belongs to one event loop.
+    `drain` pauses a run's episodes at their model calls, which keep what was sampled so far; `open` lets them go on. A
+    gate belongs to one event loop.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Gate:
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """`wait`, and count as inside until the engine has replied."""
+        """Pass the gate as `wait` says, and count as inside until the engine has replied."""
         await self.wait()
         self._inside += 1
         self._empty.clear()

@@ -19,7 +19,7 @@ from slime_swe.rollout.turns import Role, Turn, moved
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. The last three are infrastructure failures and never a reward."""
+    """The reason why an episode ended. The last three are infrastructure failures and never a reward."""
 
     SUBMITTED = "submitted"
     MAX_TURNS = "max_turns"

@@ -211,7 +211,7 @@ def seconds_of(record: Mapping[str, Any]) -> float:
 
 
 def compare(before: Mapping[str, list[int | None]], after: Mapping[str, list[int | None]]) -> dict[str, Any]:
-    """Compare, paired by (task, place): who gained, who lost, and the exact two-sided sign test (McNemar 1947)."""
+    """Compare outcomes paired by (task, place): gains, losses and the exact two-sided sign test (McNemar 1947)."""
     pairs = [
         (old, new)
         for task in before
@@ -229,14 +229,14 @@ def sign_test(gained: int, lost: int) -> float:
 
 
 def pass_at_k(solved: int, episodes: int, k: int) -> float:
-    """Estimate the chance that one of k episodes solves a task, without bias, from n = `episodes` >= k, c of them
+    """Estimate without bias the chance that one of k episodes solves a task, from n = `episodes` >= k, c of them
     solved: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374)."""
     return 1 - math.comb(episodes - solved, k) / math.comb(episodes, k)
 
 
 def pass_hat_k(solved: int, episodes: int, k: int) -> float:
-    """Estimate the chance that all of k episodes solve a task: C(c, k) / C(n, k), unbiased (tau-bench, arXiv
-    2406.12045).
+    """Estimate without bias the chance that all of k episodes solve a task: C(c, k) / C(n, k), n and c as in
+    `pass_at_k` (tau-bench, arXiv 2406.12045).
     """
     return math.comb(solved, k) / math.comb(episodes, k)
 

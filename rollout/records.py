@@ -21,7 +21,7 @@ from slime_swe.rollout.turns import Turn
 from slime_swe.sample import Sample
 
 EPISODES, EVALUATIONS, METRICS = "episodes.jsonl", "evaluations.jsonl", "metrics.jsonl"  # the journals of a run
-# In a sample's metadata, and in a journal's line.
+# The keys in a sample's metadata and in a journal's line.
 _EPISODE, _SCORE, _FAILURE, _SPANS = "episode", "score", "infrastructure", "version_spans"
 TURNS, TOOLS = "turns", "tools"
 _OF_EPISODE = (_SCORE, _FAILURE, _SPANS, TURNS, TOOLS)  # what an earlier episode may have left

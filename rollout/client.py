@@ -49,7 +49,7 @@ class Sampling:
     grammar: Grammar | None = None  # of each reply
 
     def for_turn(self, turn: int, room: int, stop_token_ids: Sequence[int]) -> dict[str, Any]:
-        """The parameters of model call number `turn`, which may sample at most `room` tokens."""
+        """Return the parameters of model call number `turn`, which may sample at most `room` tokens."""
         stops = dict.fromkeys([*stop_token_ids, *(self.params.get("stop_token_ids") or ())])
         params = {
             **self.params,
@@ -90,16 +90,16 @@ class Generation:
 
     @property
     def completion_tokens(self) -> int:
-        """How many were sampled."""
+        """The number of tokens that were sampled, `unseen_tokens` included."""
         return len(self.tokens) + self.unseen_tokens
 
 
-# `Gate`: where model calls wait while the run wants none, with their sandboxes alive.
+# `Gate` is where model calls wait while the run wants none, with their sandboxes alive.
 class Gate:
-    """Every request to an engine passes it, and so does the rest of a turn that an engine has aborted.
+    """The gate that every request to an engine passes, also one for the rest of a turn that an engine has aborted.
 
-    `drain` pauses a run's episodes at their model calls, which keep what was sampled so far; `open` lets them go on.
-    A gate belongs to one event loop.
+    `drain` pauses a run's episodes at their model calls, which keep what was sampled so far; `open` lets them go on. A
+    gate belongs to one event loop.
     """
 
     def __init__(self) -> None:
@@ -111,12 +111,12 @@ class Gate:
 
     @property
     def is_closed(self) -> bool:
-        """Whether calls wait."""
+        """True while calls wait."""
         return not self._open.is_set()
 
     @property
     def inside(self) -> int:
-        """How many requests are with the engines."""
+        """The number of requests that are with the engines."""
         return self._inside
 
     def open(self) -> None:
@@ -134,7 +134,7 @@ class Gate:
         self._is_unwanted = is_unwanted
 
     async def wait(self) -> None:
-        """Until the gate is open. Raises `EngineAborted` if the episode is unwanted."""
+        """Wait until the gate is open. Raises `EngineAborted` if the episode is unwanted."""
         while self.is_closed:
             await self._open.wait()
         if self._is_unwanted():
@@ -142,7 +142,7 @@ class Gate:
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """`wait`, and be inside until the engine has replied."""
+        """Pass the gate as `wait` says, and count as inside until the engine has replied."""
         await self.wait()
         self._inside += 1
         self._empty.clear()
@@ -154,7 +154,7 @@ class Gate:
                 self._empty.set()
 
     async def empty(self) -> None:
-        """Until no request is with the engines."""
+        """Wait until no request is with the engines."""
         await self._empty.wait()
 
     async def drain(self, abort: Callable[[], Awaitable[object]], *, interval: float = 1.0) -> None:
@@ -173,12 +173,12 @@ class EngineClient:
     """One pool of connections; use as an async context manager, in one event loop.
 
     timeout: seconds of one request. connect_timeout: seconds of it for making a connection. max_body: bytes of one
-    reply. vocabulary: number of the model's token ids. experts_per_token: that a token is routed to in all layers
-    together, for routing replay. adapter: the name of the LoRA adapter that the engine samples with. ranks: GPUs of an
-    engine that each keep the cache of their own requests; a session's go to one of them. A turn that the
-    engine aborts goes on from what was said of it; one that follows a grammar begins anew. Connection failures, 5xx,
-    and aborts before a new token are tried `attempts` times in a row with doubling pauses. A refused (4xx), timed-out
-    or invalid reply is not retried. gate: each request waits there before it is made. on_failure: called between a
+    reply. vocabulary: number of the model's token ids. experts_per_token: experts that a token is routed to in all
+    layers together, for routing replay. adapter: the name of the LoRA adapter that the engine samples with. ranks: GPUs
+    of an engine that each keep the cache of their own requests; a session's go to one of them. A turn that the engine
+    aborts goes on from what was said of it; one that follows a grammar begins anew. Connection failures, 5xx, and
+    aborts before a new token are tried `attempts` times in a row with doubling pauses. A refused (4xx), timed-out or
+    invalid reply is not retried. gate: each request waits there before it is made. on_failure: called between a
     connection failure or 5xx and the next try.
 
     Not covered: of an aborted turn, a stop string across the cut, and a stop token that only the engine knows of.
@@ -258,22 +258,24 @@ class EngineClient:
         return turn.generation(turn.finish_reason)
 
     async def score(self, tokens: Sequence[int], start: int) -> Scores:
-        """The log-probabilities that the engine's weights give to `tokens[start:]` at temperature 1, whoever sampled
-        them. The engine computes the tokens before `start` too, unless it has them cached. Raises `EngineError`.
+        """Return the log-probabilities that the engine's weights give to `tokens[start:]` at temperature 1, whoever
+        sampled them. The engine computes the tokens before `start` too, unless it has them cached. Raises
+        `EngineError`.
         """
         turn = _Turn(_pieces(tokens[:start]), {"max_new_tokens": 0}, 0, None, self.adapter)
         turn.tokens = [*tokens[start:]]
         return await self._score(turn, None)
 
     def _rank(self, headers: Mapping[str, str] | None) -> int | None:
-        """The GPU that has the session's prefix cached. The router's hash of the session chooses the engine alone, and
-        SGLang 0.5.15 would deal its turns out in turn: it ignores the name under which a router gives a rank.
+        """Return the GPU that has the session's prefix cached; None without a session, or where an engine is one GPU.
+        The router's hash of the session chooses the engine alone, and SGLang 0.5.15 would deal its turns out in turn:
+        it ignores the name under which a router gives a rank.
         """
         session = (headers or {}).get(SESSION)
         return None if session is None or self.ranks == 1 else crc32(session.encode()) % self.ranks
 
     async def _score(self, turn: _Turn, headers: Mapping[str, str] | None) -> Scores:
-        """What the policy alone gives to the tokens of a turn."""
+        """Ask for the log-probabilities that the policy alone gives to the tokens of a turn. Raises `EngineError`."""
         failures = 0
         while True:
             reply = await self._ask(turn.scoring_request(), headers, turn.retries)
@@ -288,7 +290,7 @@ class EngineClient:
             await self._pause(failures, failure)
 
     async def _ask(self, body: bytes, headers: Mapping[str, str] | None, retries: Counter[str]) -> bytes | EngineError:
-        """The reply, or a failure that is worth another try."""
+        """Return the reply, or a failure that is worth another try. Raises `EngineError` for any other failure."""
         try:
             async with self.gate.passing():
                 return await self._post(body, headers)
@@ -299,7 +301,7 @@ class EngineClient:
             return error
 
     async def _pause(self, failures: int, failure: EngineError) -> None:
-        """Raises the failure where it is the last of as many in a row as are borne."""
+        """Wait before another try. Raises the failure where it is the `attempts`th in a row."""
         if failures == self.attempts:
             raise failure
         await asyncio.sleep(self.pause * 2 ** (failures - 1))
@@ -327,7 +329,7 @@ class EngineClient:
 
 
 async def read_body(response: aiohttp.ClientResponse, url: str, most: int) -> bytes:
-    """Raises `EngineError` for a reply of more than `most` bytes; `url` is named in it."""
+    """Read a reply. Raises `EngineError`, which names `url`, for one of more than `most` bytes."""
     reply = bytearray()
     async for chunk in response.content.iter_any():
         reply += chunk
@@ -362,13 +364,13 @@ class _Turn:
 
     @property
     def room(self) -> int:
-        """How many tokens may still be sampled."""
+        """The number of tokens that may still be sampled."""
         most: int = self.params["max_new_tokens"]
         return most - len(self.tokens)
 
     def request(self) -> bytes:
-        """For the rest of the turn, after all that was said of it. A sampling seed stays as it is: engines draw by the
-        seed and the token's place in the sequence.
+        """Return the request for the rest of the turn, after all that was said of it. A sampling seed stays as it is:
+        engines draw by the seed and the token's place in the sequence.
         """
         payload: dict[str, Any] = {"sampling_params": {**self.params, "max_new_tokens": self.room}}
         if self.experts_end is not None:
@@ -376,7 +378,7 @@ class _Turn:
         return self._body(payload)
 
     def scoring_request(self) -> bytes:
-        """For the log-probabilities of the turn's tokens as a part of a prompt. SGLang has the rest of it cached."""
+        """Return the request for the turn's log-probabilities as a part of a prompt. SGLang has the rest cached."""
         params = {"temperature": 1.0, "max_new_tokens": 0}  # at any other, SGLang gives a prompt's at 1 all the same
         return self._body({"sampling_params": params, "logprob_start_len": self.length - 1})
 
@@ -391,9 +393,10 @@ class _Turn:
         return b"".join([b'{"input_ids":[', *ids, b"],", orjson.dumps(payload)[1:]])
 
     def add(self, part: Part) -> bool:
-        """What the engine has sampled now; whether the turn is any longer by it. When SGLang aborts a request, it keeps
-        what its last forward pass gives without a look at that: a stop token, the last token allowed, or tokens beyond
-        them. The turn then ends there. Else one that follows a grammar keeps nothing, as the grammar would begin anew.
+        """Add what the engine has sampled now, and say whether the turn is any longer by it. When SGLang aborts a
+        request, it keeps what its last forward pass gives without a look at that: a stop token, the last token allowed,
+        or tokens beyond them. The turn then ends there. Else one that follows a grammar keeps nothing, as the grammar
+        would begin anew.
         """
         before, room = self.length + len(self.tokens) - 1, self.room  # `before`: tokens that were put into the model
         kept = len(part.tokens) if part.finish_reason != "abort" else self._length_until_stop(part.tokens[:room])
@@ -442,7 +445,7 @@ class _Turn:
 
 
 def _pieces(input_ids: Sequence[int] | Sequence[bytes]) -> Sequence[bytes]:
-    """As JSON in a list has them, without its brackets, and a comma after each."""
+    """Return the token ids as JSON has them in a list, without its brackets and with a comma after each."""
     if input_ids and isinstance(input_ids[0], bytes):
         return cast("Sequence[bytes]", input_ids)
     return (orjson.dumps(input_ids)[1:-1] + b",",)

@@ -76,7 +76,7 @@ async def driver_of(args: Any, hooks: RolloutHooks) -> Driver:
 
 
 class Driver:
-    """One run's groups. Use in one event loop.
+    """Begins, plays and judges one run's groups. Use in one event loop.
 
     A group that infrastructure leaves without episodes enough is put off: another may begin in its place, and it begins
     again once an episode that began later has come to a sound end, so that infrastructure works. If it is put off
@@ -165,7 +165,7 @@ class Driver:
             self._changed.set()
 
     def _next(self, data_source: DataSource) -> int:
-        """A group that was put off and may be tried again, or else the data source's next."""
+        """Return a group that was put off and may be tried again, or else the data source's next."""
         for number, broken_at in sorted(self._put_off.items()):
             if self.player.outages is None or broken_at < self.player.outages.sound_since:
                 del self._put_off[number]
@@ -284,7 +284,7 @@ class Driver:
         return Player(self.player.args, self.player.hooks, self.player.slots, self.player.outages)
 
 
-# How a group that has ended is judged: by what infrastructure left of it, and by the group filter.
+# A group that has ended is judged by what infrastructure left of it, and by the group filter.
 LOST = "infrastructure"  # why one is dropped that infrastructure broke too often
 
 
@@ -295,12 +295,12 @@ class _Judged:
 
 
 def is_lost(broken: Sequence[bool]) -> bool:
-    """Whether infrastructure left too few of a group's episodes. broken: of each, whether it broke that one."""
+    """Say whether infrastructure left too few of a group's episodes. broken: for each, whether it broke that one."""
     return broken.count(False) < min(LEAST_SOUND, len(broken))
 
 
 def why_filtered(args: Any, group_filter: Callable[..., Any] | None, group: Sequence[Any]) -> str:
-    """Why the group filter drops a group; empty where it does not. group: a sample or a list of them an episode."""
+    """Return why the group filter drops a group, "" if it does not. group: a sample or a list of them an episode."""
     if group_filter is None:
         return ""
     verdict = group_filter(args, group)
@@ -313,7 +313,7 @@ class FilterError(UserError):
     """The group filter rejects (nearly) everything, so that no batch can be filled."""
 
 
-# What goes in, and what comes out.
+# The input of a rollout, and its result.
 class DataSource(Protocol):
     """SLiME's data source, as far as a rollout needs it."""
 
@@ -327,25 +327,26 @@ class TaskSource(DataSource, Protocol):
     """A data source that takes reports of what becomes of its groups, as ours does."""
 
     def set_aside(self, task_id: str) -> None:
-        """Infrastructure fails on this task again and again."""
+        """Hand this task out no more: infrastructure fails on it again and again."""
         ...
 
     def end_rollout(
         self, rollout_id: int, unfinished: Sequence[int] = (), outcomes: Mapping[str, Sequence[bool]] | None = None
     ) -> None:
-        """A batch is complete. unfinished: groups that are still played. outcomes: of each task's episodes that the
-        batch is made of or that were dropped for it, whether they solved it; infrastructure failures are left out."""
+        """Note that a batch is complete. unfinished: groups that are still played. outcomes: for each task, whether its
+        episodes solved it, of those that the batch is made of or that were dropped for it; infrastructure failures are
+        left out."""
         ...
 
 
 @dataclass
 class Rollout:
-    """What one step's sampling gave. `kept` is trained on; `played` are the groups that were judged for it.
+    """The result of one step's sampling. `kept` is trained on; `played` are the groups that were judged for it.
 
     dropped: groups by reason. given_back: groups that will be sampled anew. retried: tries at episodes that
-    infrastructure broke and that were made again, by cause. staleness: of each group that is kept, how many training
-    steps older than the weights that it trains those were under which it began. admitted: episodes at once, when the
-    batch was complete.
+    infrastructure broke and that were made again, by cause. staleness: for each group that is kept, by how many
+    training steps the weights under which it began are older than those that it trains. admitted: how many episodes
+    were admitted at once when the batch was complete.
     """
 
     kept: list[Group] = field(default_factory=list)
@@ -359,11 +360,11 @@ class Rollout:
 
     @property
     def stale_groups(self) -> set[int]:
-        """Numbers of those that are kept and began under older weights than those that they train."""
+        """The numbers of the kept groups that began under older weights than those that they train."""
         return {_number(flatten(group)) for group, steps in zip(self.kept, self.staleness, strict=True) if steps}
 
     def metrics(self) -> dict[str, float]:
-        """The figures of the step for trackers, under SLiME's names where it has them."""
+        """Return the figures of the step for trackers, under SLiME's names where it has them."""
         dropped: dict[str, float] = {f"rollout/dynamic_filter/drop_{why}": n for why, n in self.dropped.items()}
         retried: dict[str, float] = {f"rollout/retried/{cause}": n for cause, n in self.retried.items()}
         return {
@@ -386,7 +387,7 @@ def _outcomes(groups: Sequence[Group], args: Any) -> Mapping[str, Sequence[bool]
 
 
 def _number(group: Sequence[Sample]) -> int:
-    """Raises `UserError` where the data source has given none."""
+    """Return a group's number. Raises `UserError` where the data source has given none."""
     number = group[0].group_index
     if number is None:
         raise UserError("data.source gave a group without group_index: number the groups in the order of get_samples")
@@ -395,7 +396,7 @@ def _number(group: Sequence[Sample]) -> int:
 
 @dataclass(frozen=True)
 class _Settings:
-    """How batches are made, as SLiME's `args` have it."""
+    """The settings by which batches are made, as SLiME's `args` have them."""
 
     batch_size: Annotated[int, Argument("rollout_batch_size"), Meta(ge=1)]
     max_over_sampling: Annotated[float, Argument("swe_max_over_sampling"), Meta(ge=1)]
@@ -410,7 +411,7 @@ class _Settings:
         return DynamicSampling(self.batch_size, self.max_over_sampling, lag=self.lag)
 
 
-# `FirstCalls`: whether the episodes with which a run begins call tools at all.
+# `FirstCalls` finds out whether the episodes with which a run begins call tools at all.
 ENOUGH = 100  # episodes without a call: of a policy that calls in one of thirty, 97 runs in 100 go on
 
 
@@ -428,15 +429,15 @@ class FirstCalls:
     _episodes: dict[int, int] = field(default_factory=dict)  # of each group that has ended
 
     def end(self, group: int, episodes: Sequence[tuple[int, int]]) -> None:
-        """A group has ended. episodes: of each in which the policy had a turn and which infrastructure did not break,
-        how many calls were well-formed, and how many were malformed."""
+        """Count a group that has ended. episodes: for each in which the policy had a turn and which infrastructure did
+        not break, how many calls were well-formed, and how many were malformed."""
         self.called = self.called or any(well_formed for well_formed, _ in episodes)
         self.malformed += sum(malformed for _, malformed in episodes)
         self._episodes[group] = len(episodes)
 
     def seen(self, running: Iterable[int]) -> int:
-        """How many episodes have been without a call from the run's beginning; 0 once there was one. running: groups
-        that have begun and not ended."""
+        """Return how many episodes have been without a call from the run's beginning; 0 once there was one. running:
+        groups that have begun and not ended."""
         if self.called:
             self._episodes.clear()
             return 0
@@ -448,7 +449,7 @@ class FirstCalls:
 
 
 def _why_no_calls(episodes: int, malformed: int, args: Any) -> str:
-    """What is said of a policy that does not act."""
+    """Return the message about a policy whose first episodes hold no well-formed tool call."""
     written = f"{malformed} are malformed" if malformed else "nor a malformed one"
     return (
         f"the first {episodes} episodes of rollout.agent={args.swe_agent} hold not one well-formed tool call "

@@ -30,9 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 async def engine_client(settings: RolloutSettings) -> EngineClient:
-    """The connections of a run's agent to its engine, to be entered.
+    """Return the connections of a run's agent to its engine, to be entered.
 
-    One request may take half as long as an episode's time budget; one that takes longer is the engine's failure.
+    One request may take half as long as an episode's time budget; one that takes longer is the engine's failure. Raises
+    `UserError` where routing replay lacks the sizes of its tables.
     """
     vocabulary = await asyncio.to_thread(vocabulary_size, settings.checkpoint)
     experts_per_token = settings.layers * settings.experts_per_token if settings.routing_replay else 0
@@ -109,7 +110,9 @@ async def abort_all(url: str) -> None:
 
 
 async def engine_urls(url: str) -> list[str]:
-    """The engines at this address, each once. Raises `InfrastructureError` where a router does not name any."""
+    """Return the URLs of the engines at this address, each once. Raises `InfrastructureError` where a router names none
+    or does not answer.
+    """
     try:
         async with _session() as http:
             found = [*dict.fromkeys(worker["url"] for worker in await workers_at(http, url))]
@@ -125,8 +128,8 @@ def _session() -> aiohttp.ClientSession:
 
 
 async def workers_at(http: aiohttp.ClientSession, url: str) -> list[dict[str, str]]:
-    """A router's workers, or the server itself. A router that tells the GPUs of an engine apart has one for each, which
-    it names `URL@RANK`: they have the URL that is asked."""
+    """Return a router's workers, or the server itself. A router that tells the GPUs of an engine apart has one for
+    each, which it names `URL@RANK`: they get the URL of their engine."""
     async with http.get(f"{url}/workers") as response:
         if response.status != 200:  # no router
             return [{"url": url}]
@@ -145,7 +148,7 @@ async def _takes_connections(url: str) -> bool:
     return True
 
 
-# Whether an engine samples by a grammar, and says with what probability it did.
+# `require_grammar` finds out whether an engine samples by a grammar, and says with what probability it did.
 _PROMPT = [0]  # any token will do
 _APART = ("A", "B")  # two grammars that share no text
 
@@ -181,6 +184,6 @@ async def require_grammar(client: EngineClient, grammar: Grammar) -> None:
 
 
 async def _forced(client: EngineClient, letter: str) -> Generation:
-    """The first token of a text that has to be this letter."""
+    """Sample the first token of a text that has to be this letter."""
     params = {"temperature": 1.0, "max_new_tokens": 1, "stop_token_ids": [], "regex": letter}
     return await client.generate(_PROMPT, params)

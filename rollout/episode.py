@@ -19,7 +19,7 @@ from slime_swe.rollout.turns import Role, Turn, moved
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. The last three are infrastructure failures and never a reward."""
+    """The reason why an episode ended. The last three are infrastructure failures and never a reward."""
 
     SUBMITTED = "submitted"
     MAX_TURNS = "max_turns"
@@ -43,8 +43,8 @@ TRUNCATED = (StopReason.TIME_BUDGET, StopReason.MAX_TURNS, StopReason.CONTEXT_FU
 
 @dataclass(frozen=True)
 class Timings:
-    """Where an episode's wall time went, in seconds. `started`: when it began, in seconds of Unix time; 0.0 where that
-    was not recorded.
+    """The wall time of an episode and its parts, in seconds. `started`: when it began, in seconds of Unix time; 0.0
+    where that was not recorded.
     """
 
     total: float = 0.0
@@ -55,13 +55,13 @@ class Timings:
 
 @dataclass
 class Counters:
-    """What an agent did, and what its engine cached. `first_edit_patch`: the diff after the first applied edit.
+    """Counts of what an agent did and of what its engine cached. `first_edit_patch`: the diff after the first applied
+    edit.
 
-    tries: 1, and one more for each time that it submitted and was shown failing tests (`rollout.tries`).
-    known_tokens: of the prompts, those that the same weights had computed in the prompt of the turn before.
-    lost_tokens: of these, those that the engine had no longer in its cache.
-    engine_retries: why requests were made again within a turn -> how many (`Generation.retries`). broken_attempts:
-    earlier attempts at this episode, by the stop reason of each.
+    tries: 1, and one more for each time that it submitted and was shown failing tests (`rollout.tries`). known_tokens:
+    tokens of the prompts that the same weights had computed in the prompt of the turn before. lost_tokens: how many of
+    these the engine had no longer in its cache. engine_retries: why requests were made again within a turn -> how many
+    (`Generation.retries`). broken_attempts: earlier attempts at this episode, by the stop reason of each.
     """
 
     tool_calls: dict[str, int] = field(default_factory=dict)  # well-formed calls, by tool
@@ -99,7 +99,7 @@ class Episode:
 
 @dataclass
 class EpisodeStatistics(Counters):
-    """What has happened so far. Updated as it happens, so that it is complete even if the episode is cut short."""
+    """An episode's counts and times so far, updated as it goes, so that they are complete even if it is cut short."""
 
     tool_calls: Counter[str] = field(default_factory=Counter)
     engine_retries: Counter[str] = field(default_factory=Counter)
@@ -130,8 +130,8 @@ class EpisodeStatistics(Counters):
 
     @contextmanager
     def engine_time(self) -> Iterator[None]:
-        """Around a model call. The time budget does not run meanwhile: the policy does not control the engine's speed,
-        and the engine's client has its own limit. Concurrent calls count once.
+        """Time a model call inside the context. The time budget does not run meanwhile: the policy does not control the
+        engine's speed, and the engine's client has its own limit. Concurrent calls count once.
         """
         self._calls += 1
         if self._calls == 1:
@@ -187,7 +187,7 @@ class Segment:
 
     @property
     def weight_versions(self) -> list[str]:
-        """Those that sampled what is trained here, in order of their first token."""
+        """The versions that sampled what is trained here, in order of their first token."""
         return list(dict.fromkeys(version for version, _ in self.version_spans if version is not None))
 
 
@@ -216,15 +216,15 @@ class Node:
 
     @property
     def experts_end(self) -> int:
-        """How many tokens from the root on have their routed experts in a node of the path."""
+        """The number of tokens, counted from the root, whose routed experts are in a node of the path."""
         node: Node | None = self
         while node is not None and node.routed_experts is None:
             node = node.parent
         return node.end - 1 if node is not None else 0  # a turn's last token was never put into the model
 
     def computed_by(self, version: str | None) -> int:
-        """How many tokens the prompt of the path's latest model call had: an engine that has dropped nothing finds as
-        many in its cache. 0 where weights of another version sampled then.
+        """Return how many tokens the prompt of the path's latest model call had: an engine that has dropped nothing
+        finds as many in its cache. 0 where weights of another version sampled then.
 
         The reply does not count: SGLang may leave out its end, or all of it (`srt/mem_cache/radix_cache.py`,
         `cache_finished_req`)."""
@@ -236,8 +236,8 @@ class Node:
         return node.end - len(node.tokens)
 
     def encoded_path(self) -> list[bytes]:
-        """The tokens of every node from the root to here which has some, as JSON has them in a list, with a comma after
-        each. Costs time in the nodes since it was last asked.
+        """Return the tokens of every node from the root to here which has some, as JSON has them in a list, with a
+        comma after each. It takes time in proportion to the nodes that are new since the last call.
 
         Nodes of one branch share a list. Each knows its own part of it, and how much is before that.
         """
@@ -280,7 +280,7 @@ class Session:
 
     @property
     def seconds(self) -> float:
-        """Since the episode began, to a tenth of a millisecond."""
+        """The seconds since the episode began, to a tenth of a millisecond."""
         return round(perf_counter() - self._began, 4)
 
     def add_context(
@@ -288,7 +288,8 @@ class Session:
     ) -> Node:
         """Append tokens that the policy did not sample (prompt, tool result); they are never trained on.
 
-        turns: the messages in them. Where nobody says, all of them are one of a user. tools: what a prompt offers.
+        turns: the messages in them. Without any, the tokens are one message of a user. tools: the function schemas that
+        a prompt offers.
         """
         return self.add(Node(list(tokens), None, self.head, turns=turns or self._unread("user", tokens), tools=tools))
 
@@ -314,7 +315,7 @@ class Session:
         self.head = node
 
     def segments(self) -> tuple[Segment, ...]:
-        """One segment per leaf with sampled turns that no segment before it has, in order of creation.
+        """Return one segment per leaf with sampled turns that no segment before it has, in order of creation.
 
         A leaf of context, all of whose sampled turns are on a branch that goes on, makes none: a side call would take
         the turns before it from that branch. Where turns were recorded without their tokens, each leaf makes one.

@@ -20,7 +20,7 @@ ROUNDS = 2  # an episode that infrastructure broke (after the plug-in's own atte
 
 
 def load_evaluation_tasks(args: Namespace) -> dict[str, list[Task]]:
-    """The evaluation sets by name, in the given order."""
+    """Load the evaluation sets, by name, in the given order."""
     return {name: load_tasks(spec) for name, spec in (args.swe_eval_tasks or {}).items()}
 
 
@@ -77,12 +77,12 @@ class _Evaluation:
 
     @property
     def total(self) -> int:
-        """Episodes."""
+        """The number of the evaluation's episodes."""
         count: int = self.player.args.n_samples_per_eval_prompt
         return len(self.tasks) * count
 
     def broken(self, played: Sequence[int]) -> list[int]:
-        """Those of these episodes that began, and that infrastructure broke."""
+        """Return those of these episodes that began and that infrastructure broke."""
         return [index for index in played if index in self.results and is_broken(self.results[index])]
 
     async def play(self, index: int, *, last: bool) -> None:
@@ -107,7 +107,7 @@ class _Evaluation:
 
 
 def limits(args: Namespace) -> dict[str, int]:
-    """What a solve rate is stated with: the most turns of an episode, and the most tokens of its context."""
+    """Return what a solve rate is stated with: the most turns of an episode, and the most tokens of its context."""
     return {"max_turns": args.swe_max_turns, "max_context": args.rollout_max_context_len}
 
 
@@ -118,9 +118,10 @@ def _params(args: Namespace) -> dict[str, Any]:
 
 
 def as_slime(samples: list[Sample]) -> dict[str, Any]:
-    """The shape in which SLiME hands one evaluation set to its logging hook, and takes the means of the first two.
+    """Return an evaluation set in the shape in which SLiME hands it to its logging hook.
 
-    These have one entry for an episode, and none for one that infrastructure broke.
+    SLiME takes the means of the first two parts, which have one entry for an episode, and none for one that
+    infrastructure broke.
     """
     sound = [segments for segments in trajectories(samples) if not is_broken(segments)]
     return {

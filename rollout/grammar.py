@@ -25,8 +25,8 @@ KINDS: tuple[Kind, ...] = ("regex", "ebnf")
 
 @dataclass(frozen=True)
 class Grammar:
-    """tolerance: a token is trained where `kept` differs from 1 by this much at most; None where nothing is trained, so
-    that nobody has to know."""
+    """The grammar that every reply follows. tolerance: a token is trained where `kept` differs from 1 by this much at
+    most; None where nothing is trained, so that nobody has to know."""
 
     kind: Kind
     text: str
@@ -34,20 +34,20 @@ class Grammar:
 
     @property
     def params(self) -> dict[str, str]:
-        """As an engine's sampling parameters have it."""
+        """The grammar as an engine's sampling parameters have it."""
         return {self.kind: self.text}
 
 
 def follows_grammar(params: Mapping[str, Any]) -> bool:
-    """Whether what these sampling parameters ask for follows a grammar."""
+    """Say whether the reply that these sampling parameters ask for follows a grammar."""
     return any(params.get(kind) for kind in KINDS)
 
 
 def changed(sampled: Sequence[float], own: Sequence[float], tolerance: float) -> frozenset[int]:
-    """Places at which the grammar has changed what is sampled by more than the tolerance.
+    """Find the places at which the grammar has changed what is sampled by more than the tolerance.
 
-    sampled: each token's log-probability as it was sampled. own: that of the policy alone; what is not finite is
-    changed.
+    sampled: each token's log-probability as it was sampled. own: that of the policy alone; a token whose value is not
+    finite counts as changed.
     """
     pairs = enumerate(zip(sampled, own, strict=True))
     return frozenset(at for at, (cut, whole) in pairs if not abs(math.expm1(min(whole - cut, 1.0))) <= tolerance)

@@ -19,7 +19,7 @@ A_REWARD = "a reward is a finite number; its parts are the components of metadat
 
 @dataclass(frozen=True)
 class RolloutHooks:
-    """Signatures are SLiME's. group_filter: None keeps every group."""
+    """A run's hooks, with SLiME's signatures. group_filter: None keeps every group."""
 
     generate: Callable[..., Any]
     reward: Callable[..., Any]
@@ -27,7 +27,7 @@ class RolloutHooks:
 
     @classmethod
     def load(cls, args: Any) -> Self:
-        """Raises `UserError` for a path that is missing or leads nowhere."""
+        """Load the hooks that `args` name. Raises `UserError` for a path that is missing or leads nowhere."""
         return cls(**cls.found(args))
 
     @classmethod
@@ -56,13 +56,13 @@ def optional_hook(args: Any, argument: str) -> Any:
 
 
 def _reward(args: Any) -> Any:
-    """Ours as it is, since what fails there is a bug; a user's with errors that name it."""
+    """Return our reward function as it is, since what fails there is a bug; a user's with errors that name it."""
     function = required_hook(args, "custom_rm_path")
     return function if args.custom_rm_path.startswith("slime_swe.") else checked_reward(function, args.custom_rm_path)
 
 
 def checked_reward(function: Any, path: str) -> Any:
-    """A user's reward function, whose failures and wrong results are `UserError`s that name it."""
+    """Wrap a user's reward function so that its failures and wrong results are `UserError`s that name it."""
 
     async def call(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> Any:
         try:

@@ -55,8 +55,8 @@ _SHORT = 24  # characters: a text of fewer is kept as it is
 
 
 def packed(turns: Iterable[Mapping[str, Any]], response: str) -> list[dict[str, Any]]:
-    """Turns, as JSON has them, for the line of a journal that has `response` too: a text that is in there is replaced
-    by the place of its first character and that behind its last one."""
+    """Shorten turns, as JSON has them, for the line of a journal that has `response` too: a text that is in there is
+    replaced by the place of its first character and that behind its last one."""
     at, short = 0, []
     for turn in turns:
         turn = dict(turn)
@@ -71,7 +71,7 @@ def packed(turns: Iterable[Mapping[str, Any]], response: str) -> list[dict[str, 
 
 
 def unpacked(turns: Any, response: Any) -> Any:
-    """What `packed` has shortened. Anything else is left as it is, for whoever checks a record."""
+    """Undo `packed`. Anything else than its turns is left as it is, for whoever checks a record."""
     if not (isinstance(turns, list) and isinstance(response, str)):
         return turns
     return [
@@ -105,7 +105,7 @@ def keep_tools(run: Path, tools: Sequence[Mapping[str, Any]] | None) -> str | No
 
 
 def read_tools(run: Path, name: str | None) -> list[dict[str, Any]]:
-    """The list of that name; an empty one for None. Raises `UserError` where the run has none of that name."""
+    """Read the tools that a run keeps under a name; none for None. Raises `UserError` where the name is unknown."""
     if name is None:
         return []
     file = run / FOLDER / f"{name}.json"
@@ -124,7 +124,7 @@ def _values(sample: Sample, reward_key: str | None, secrets: Secrets) -> dict[st
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """A journal's records, in order; none where there is no file. A line that is still being written is left out.
+    """Yield a journal's records in order, none where there is no file. A line that is still being written is left out.
 
     Raises `UserError` where a line is no record.
     """
@@ -137,7 +137,7 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def read_rollouts(path: Path) -> Iterator[list[Record]]:
-    """The same, rollout after rollout and without turns; one rollout is in memory at a time.
+    """Yield a journal's records rollout by rollout, without turns; one rollout is in memory at a time.
 
     Of a rollout that several attempts have played, the last one's count. Raises `UserError` where a line is no record,
     or where the records of a rollout do not stand together.
@@ -160,14 +160,14 @@ def read_rollouts(path: Path) -> Iterator[list[Record]]:
 
 
 class _Moment(msgspec.Struct, frozen=True):
-    """Of a record, what says whether it counts."""
+    """The fields of a record that say whether it counts."""
 
     rollout_id: int | None = None
     attempt: int | None = None
 
 
 def _placed(lines: Iterable[bytes], path: Path) -> Iterator[tuple[_Moment, bytes, str]]:
-    """Whole lines, each with where it stands, for errors."""
+    """Yield whole lines, each with where it stands, for errors."""
     decode = msgspec.json.Decoder(_Moment).decode
     for number, line in enumerate(lines, 1):
         if line.endswith(b"\n"):
@@ -180,12 +180,12 @@ def _placed(lines: Iterable[bytes], path: Path) -> Iterator[tuple[_Moment, bytes
 
 
 def read_summaries(path: Path) -> list[tuple[Place, Summary]]:
-    """What each record of a journal is about, in order, and its place. Most of that comes from the journal's index."""
+    """Read the place and the summary of each record of a journal, in order, mostly from the journal's index."""
     return _index(path).read()
 
 
 def read_record(path: Path, place: Place, secrets: Secrets = ()) -> Record:
-    """One record, without reading the others. secrets: what to replace in its texts."""
+    """Read one record without the others. secrets: what to replace in its texts."""
     return _record(_index(path).line(place), f"{path}, byte {place.start}", secrets)
 
 
@@ -219,7 +219,7 @@ TRAINED = "trained.jsonl"
 
 
 class _Name(msgspec.Struct, frozen=True, array_like=True):
-    """Which sample a line is about; this is what the file's index has of it."""
+    """The name of the sample that a line is about, which the file's index has of it."""
 
     rollout_id: int
     index: int | None
@@ -231,9 +231,10 @@ class _Name(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrainedSample(msgspec.Struct, frozen=True, omit_defaults=True):
-    """advantage: of every token that the policy sampled, or one for each where they differ. log_probs: the trainer's,
-    in nats, of those tokens, before the rollout's first step; None where the engine did not compute them. step: which
-    of the rollout's optimizer steps had the sample, from 0; None where that is not known.
+    """One sample as a step trained it. advantage: of every token that the policy sampled, or one for each where they
+    differ. log_probs: the trainer's, in nats, of those tokens, before the rollout's first step; None where the engine
+    did not compute them. step: which of the rollout's optimizer steps had the sample, from 0; None where that is not
+    known.
     """
 
     rollout_id: int
@@ -245,7 +246,7 @@ class TrainedSample(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def shown_advantage(self) -> str:
-        """For people: of several, the least and the greatest."""
+        """The advantage as text for people: of several, the least and the greatest."""
         values = self.advantage if isinstance(self.advantage, list) else [self.advantage]
         return " to ".join(f"{value:.4g}" for value in sorted({min(values), max(values)})) if values else "none"
 
@@ -267,7 +268,7 @@ def append_trained(path: Path, samples: Iterable[TrainedSample]) -> None:
 
 
 class TrainedSamples:
-    """Those of a run, by the records of its episodes. One line is read at a time.
+    """The trained samples of a run, found by the records of its episodes. One line is read at a time.
 
     Raises `UserError` where the file has a line that is none of its.
     """
@@ -277,7 +278,7 @@ class TrainedSamples:
         self._places = {name: place for place, name in self._lines.read()}
 
     def of(self, record: Record) -> TrainedSample | None:
-        """None where no step had the sample. Raises `UserError` where the file does not fit the record."""
+        """Find a record's sample; None where no step had it. Raises `UserError` where the file does not fit it."""
         if record.rollout_id is None or record.dataset is not None:
             return None
         place = self._places.get(_Name(record.rollout_id, record.index, record.attempt))
@@ -290,7 +291,7 @@ class TrainedSamples:
 
 
 def read_appended(path: Path, start: int) -> tuple[list[TrainedSample], int]:
-    """The whole lines from byte `start` on, and the byte after the last of them; none where there is no file.
+    """Read the whole lines from byte `start` on; returns them, none without a file, and the byte after the last one.
 
     Raises `UserError` where a line is none of the file's.
     """

@@ -18,7 +18,7 @@ _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_N
 
 
 def encoded(values: Any) -> bytes:
-    """A line of JSON, with its newline. Raises `TypeError` for what has no JSON type."""
+    """Return a line of JSON, with its newline. Raises `TypeError` for what has no JSON type."""
     try:
         return orjson.dumps(values, option=_OPTIONS, default=_plain)
     except TypeError:
@@ -26,7 +26,7 @@ def encoded(values: Any) -> bytes:
 
 
 def printable(value: Any) -> Any:
-    """With lone surrogates, which JSON can't hold, escaped: a file whose name is no UTF-8 brings them in."""
+    """Escape lone surrogates, which JSON can't hold: a file whose name is no UTF-8 brings them in."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, Mapping):
@@ -41,7 +41,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_json(values: Any) -> Any:
-    """The same in JSON's types alone: what `encoded` writes, read back. Raises `TypeError` as it does."""
+    """Return the values in JSON's types alone: what `encoded` writes, read back. Raises `TypeError` as it does."""
     return orjson.loads(encoded(values))
 
 
@@ -68,9 +68,9 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 class LineIndex(Generic[A]):
     """The index of one journal: `NAME.index` beside `NAME.jsonl`.
 
-    about: makes what the index keeps of a line; it is given the line, and a name of it for errors. kind: of what.
-    A journal may be appended to, by `append`, and cut back to the end of a line. Another change is noticed where the
-    last line is no more what it was, or when the changed line is read; not when only `read` is called.
+    about: makes what the index keeps of a line; it is given the line, and a name of it for errors. kind: the type of
+    that. A journal may be appended to, by `append`, and cut back to the end of a line. Another change is noticed where
+    the last line is no more what it was, or when the changed line is read; not when only `read` is called.
     """
 
     def __init__(self, journal: Path, about: Callable[[bytes, str], A], kind: type[A]) -> None:
@@ -94,7 +94,7 @@ class LineIndex(Generic[A]):
                 append(self.path, _written(entries))
 
     def read(self) -> list[tuple[Place, A]]:
-        """Each line's place, and what it is about. A line that is still being written is left out.
+        """Return each line's place, and what it is about. A line that is still being written is left out.
 
         Raises `UserError` where a line is not what journals hold.
         """
@@ -108,7 +108,7 @@ class LineIndex(Generic[A]):
             return [*known, *self._entries(whole, end, "line", first=len(known) + 1)]
 
     def line(self, place: Place) -> bytes:
-        """The line at a place; no other is read. Raises `UserError` where another one stands there."""
+        """Read the line at a place, and no other. Raises `UserError` where another one stands there."""
         with self.journal.open("rb") as journal:
             line = _line_at(journal, place)
         if line is None:
@@ -142,7 +142,7 @@ class LineIndex(Generic[A]):
             start += len(line)
 
     def _known(self, journal: BinaryIO) -> list[tuple[Place, A]]:
-        """What the index has of lines that the journal has; nothing where the last of them is another one now."""
+        """Return what the index has of the journal's lines; nothing where the last of them is another one now."""
         size, end = journal.seek(0, 2), 0
         entries = []
         for line in self._lines():
@@ -154,21 +154,21 @@ class LineIndex(Generic[A]):
         return entries if entries and _line_at(journal, entries[-1][0]) else []
 
     def _lines(self) -> list[bytes]:
-        """Of the index; none where it can't be read."""
+        """Read the lines of the index; none where it can't be read."""
         try:
             return self.path.read_bytes().splitlines(keepends=True)
         except OSError:
             return []
 
     def _decoded(self, line: bytes) -> tuple[Place, A] | None:
-        """None for what is half written, or of another version."""
+        """Decode a line of the index; None for what is half written, or of another version."""
         try:
             return self._decoder.decode(line) if line.endswith(b"\n") else None
         except msgspec.DecodeError:
             return None
 
     def _ends_at(self, size: int) -> bool:
-        """Whether the index's last line is the journal's, which has `size` bytes."""
+        """Say whether the index's last line is about the last one of the journal, which has `size` bytes."""
         if not size or not self.path.is_file():
             return not size and not self.path.exists()
         with self.path.open("rb") as index, self.journal.open("rb") as journal:
@@ -178,7 +178,7 @@ class LineIndex(Generic[A]):
             return entry is not None and entry[0].end == size and _line_at(journal, entry[0]) is not None
 
     def _repair(self) -> bool:
-        """Make the index fit the journal. False where it can't be done: then it is removed, if that can be."""
+        """Make the index fit the journal. Returns False where it can't be done: then it is removed, if that can be."""
         try:
             self.journal.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self.path, _written(self.read()))
@@ -194,7 +194,7 @@ def _written(entries: Iterable[tuple[Place, A]]) -> bytes:
 
 
 def _line_at(journal: BinaryIO, place: Place) -> bytes | None:
-    """None where another line stands there."""
+    """Read the line at a place; None where another one stands there."""
     journal.seek(place.start)
     line = journal.read(place.length)
     return line if len(line) == place.length and crc32(line) == place.check else None

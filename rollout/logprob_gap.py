@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Gap:
-    """mean: of |trainer's − engine's log-probability|, in nats, over so many tokens."""
+    """The gap of one rollout. mean: of |trainer's − engine's log-probability|, in nats, over so many tokens."""
 
     rollout_id: int
     mean: float
@@ -68,7 +68,7 @@ class GapAlarm:
         self._raised = False
 
     def add(self, gap: Gap) -> str | None:
-        """The warning, where this is the first gap over its limit."""
+        """Return the warning where this is the first gap over its limit."""
         limit = AT_FIRST if self._first is None else max(LEAST, LATER * self._first)
         beside = "" if self._first is None else f"; the first was {self._first:.2g}"
         if self._first is None:
@@ -94,7 +94,7 @@ class Window:
 
     @classmethod
     def of(cls, sample: Sample) -> Window | None:
-        """None where nothing of the sample is trained, or its record lacks what is compared."""
+        """Cut a sample's window; None where nothing of it is trained, or its record lacks what is compared."""
         mask, log_probs, spans = loss_mask_of(sample), sample.rollout_log_probs, version_spans_of(sample)
         if sample.remove_sample or log_probs is None or spans is None or 1 not in mask:
             return None
@@ -132,7 +132,8 @@ class _Settings:
 
 
 class GapCheck:
-    """Of one process's part of a run, in one event loop: `keep` a rollout, and `gap` of it while the next is sampled.
+    """Compares the rollouts of one process's part of a run, in one event loop: `keep` a rollout, `start` its comparison
+    when the next one begins, and `finish` it when that one is complete.
 
     An engine that does not answer, or can't score a prompt, leaves a rollout without its figure, and the log says so
     once. patience: seconds; see `PATIENCE`.
@@ -155,7 +156,7 @@ class GapCheck:
             self._comparing, self._before = asyncio.create_task(self._compare(self._before)), None
 
     async def finish(self) -> Gap | None:
-        """The comparison's outcome, once the next rollout is complete. None where nothing could be compared."""
+        """Return the comparison's outcome, once the next rollout is complete; None where nothing could be compared."""
         if self._comparing is None:
             return None
         try:
@@ -170,7 +171,7 @@ class GapCheck:
         return None
 
     def cancel(self) -> None:
-        """Leave a comparison that is under way."""
+        """Cancel a comparison that is under way."""
         if self._comparing is not None:
             self._comparing.cancel()
             self._comparing = None
@@ -192,7 +193,7 @@ class GapCheck:
         return Gap(before.rollout_id, math.fsum(gaps) / len(gaps), len(gaps)) if gaps else None
 
     async def _trained(self, before: _Before) -> list[TrainedSample]:
-        """What the trainer has written of the rollout; what an overlapping one is still to write is waited for."""
+        """Read what the trainer has written of the rollout; what an overlapping one is still to write is waited for."""
         found, at = list[TrainedSample](), before.start
         while True:
             lines, at = await asyncio.to_thread(read_appended, self._file, at)
@@ -208,7 +209,7 @@ class GapCheck:
             await asyncio.sleep(LOOKED)
 
     async def _asked(self, before: _Before, trained: Sequence[TrainedSample]) -> list[float]:
-        """The distances from what each engine says of one sample or more. Raises `InfrastructureError`."""
+        """Return the distances from what each engine says of one sample or more. Raises `InfrastructureError`."""
         settings = RolloutSettings.from_args(self._args)
         engines, gaps = await engine_urls(settings.engine_url), list[float]()
         for number in range(max(len(engines), min(SAMPLES, len(trained)))):
@@ -232,21 +233,21 @@ class GapCheck:
 
 
 def _recorded(before: _Before, trained: Iterable[TrainedSample]) -> list[float]:
-    """The distances from what the engines said when they sampled, of the tokens that these weights sampled."""
+    """Return the distances from what the engines said when they sampled, of the tokens that these weights sampled."""
     found = ((sample, before.windows[sample.index]) for sample in trained)
     pairs = (pair for sample, window in found for pair in zip(_first(sample, window), window.sampled, strict=True))
     return [abs(ours - theirs) for ours, (theirs, version) in pairs if version == before.weights]
 
 
 def _first(sample: TrainedSample, window: Window) -> Sequence[float]:
-    """The trainer's log-probabilities of the tokens that are compared: it has one for each trained token, in order."""
+    """Return the trainer's log-probabilities of the compared tokens: it has one for each trained token, in order."""
     return (sample.log_probs or [])[: len(window.places)]
 
 
 def weights_of(rollout_id: int, first: int, interval: int) -> str | None:
-    """SLiME's number of the weights that engines have while a rollout is trained, in a process whose first rollout is
-    `first`, and which updates them after each rollout whose number, counted from 1, `interval` divides; None where the
-    trainer has newer ones. Those of the start are 1.
+    """Return SLiME's number of the weights that engines have while a rollout is trained, in a process whose first
+    rollout is `first`, and which updates them after each rollout whose number, counted from 1, `interval` divides; None
+    where the trainer has newer ones. Those of the start are 1.
     """
     if rollout_id != first and rollout_id % interval:
         return None

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class _LoopScope:
-    """What one event loop has opened, by key."""
+    """The resources that one event loop has opened, by key."""
 
     def __init__(self) -> None:
         self.stack = AsyncExitStack()
@@ -50,8 +50,8 @@ _SCOPES: dict[asyncio.AbstractEventLoop, _LoopScope] = {}  # a loop's entry goes
 
 
 async def opened_once(key: Hashable, open_it: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-    """What `open_it` enters to, opened by the running loop's first caller with this key. A failure to open is not
-    remembered.
+    """Return what `open_it` enters to, opened by the running loop's first caller with this key. A failure to open is
+    not remembered.
     """
     loop = asyncio.get_running_loop()
     if loop not in _SCOPES:
@@ -73,12 +73,12 @@ async def close_loop_scope() -> None:
 
 
 async def gate_of_loop() -> Gate:
-    """The gate that the model calls of all the running loop's agents pass."""
+    """Return the gate that the model calls of all the running loop's agents pass."""
     return await opened_once("gate", lambda: nullcontext(Gate()))
 
 
 async def agent_for(settings: RolloutSettings) -> Agent:
-    """The running loop's agent for these settings."""
+    """Return the running loop's agent for these settings. Raises `UserError` where it can't take their grammar."""
     made = agent_class(settings.agent)
     if settings.grammar and (settings.endpoint or not made.takes_grammar):
         what = "an endpoint" if settings.endpoint else f"rollout.agent={settings.agent}"
@@ -88,7 +88,7 @@ async def agent_for(settings: RolloutSettings) -> Agent:
 
 
 async def sandboxes_for(settings: RolloutSettings) -> Sandboxes:
-    """The running loop's sandboxes; all that use one backend and concurrency share one pool."""
+    """Return the running loop's sandboxes; all that use one backend and concurrency share one pool."""
     most = settings.sandbox_concurrency
     least = math.ceil(most * LEAST_SHARE)
     room = settings.keep_disk_free
@@ -97,7 +97,7 @@ async def sandboxes_for(settings: RolloutSettings) -> Sandboxes:
 
 
 def require_room_for(agent: str, sandbox: str) -> None:
-    """Raises `UserError` where there is no such agent, or it is a program and these sandboxes can't hold one."""
+    """Raise `UserError` where there is no such agent, or it is a program and these sandboxes can't hold one."""
     if agent_class(agent).is_program and not make_backend(sandbox).takes_layers:
         raise UserError(
             f"{agent} is a program of its own, which {sandbox} sandboxes can't hold: set rollout.sandbox to one of "

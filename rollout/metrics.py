@@ -37,8 +37,8 @@ Segments = list[Record]  # of one episode
 
 
 def episode_metrics(samples: Iterable[Sample | Record], reward_key: str | None = None) -> dict[str, float]:
-    """Means over a step's episodes, stop reasons one-hot; docs/metrics.md has every name. `episodes`, `groups` and
-    `infrastructure_failures` are counts, and so is what was tried again: `engine_retries/CAUSE` requests,
+    """Return means over a step's episodes, stop reasons one-hot; docs/metrics.md has every name. `episodes`, `groups`
+    and `infrastructure_failures` are counts, and so is what was tried again: `engine_retries/CAUSE` requests,
     `broken_attempts/STOP_REASON` episodes. Medians and deviations of some means are under `train_spread/`.
 
     A figure that no episode has a record of is absent. If infrastructure broke every episode, all means are absent.
@@ -53,8 +53,8 @@ def episode_metrics(samples: Iterable[Sample | Record], reward_key: str | None =
     return {**counts, **_outcomes(sound), **_means(sizes), **_means(conduct), **spread}
 
 
-# What a group of episodes can teach: a policy gradient needs episodes that differ. One judgement for the group filter,
-# the metrics and the sentence on a run that trains nothing.
+# The group filter, the metrics and the sentence on a run that trains nothing share one judgement of what a group of
+# episodes can teach: a policy gradient needs episodes that differ.
 INFORMATIVE = "informative"
 UNIFORM = ("all_solved", "all_unsolved", "all_truncated", "all_infrastructure_failures")
 OUTCOMES = (INFORMATIVE, *UNIFORM)
@@ -62,7 +62,7 @@ UNTRAINED = 3  # rollouts in a row that train nothing before it is said
 
 
 def group_outcome(records: Iterable[Record]) -> str:
-    """One of `OUTCOMES`, for the samples of a group: `informative` if its episodes differ in the binary outcome.
+    """Judge the samples of a group as one of `OUTCOMES`: `informative` if its episodes differ in the binary outcome.
 
     Infrastructure failures do not count as an outcome. Truncated episodes that are left out of the loss do, as they are
     in the baseline; but a group of which nothing else is left has nothing to train.
@@ -75,13 +75,13 @@ def group_outcome(records: Iterable[Record]) -> str:
 
 
 def excluded(record: Record) -> bool:
-    """Whether it is in no baseline: the reward is not known, or nothing was sampled that could have earned it."""
+    """Say whether a record is in no baseline: its reward is unknown, or nothing sampled could have earned it."""
     masked = record.episode is not None and record.episode.masked
     return record.status == Sample.Status.ABORTED.value or (record.remove_sample and not masked)
 
 
 def count_groups(records: Iterable[Record]) -> dict[str, float]:
-    """How many groups there are, and of each outcome; nothing where no sample names its group."""
+    """Count the groups, and those of each outcome. Returns nothing where no sample names its group."""
     groups: dict[int, list[Record]] = {}
     for record in records:
         if record.group_index is not None:
@@ -92,7 +92,7 @@ def count_groups(records: Iterable[Record]) -> dict[str, float]:
 
 
 def why_untrained(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Why none of these rollouts trained a token, with counts. Empty if one did, or if their metrics don't say."""
+    """Return why none of these rollouts trained a token, with counts; empty if one did, or their metrics don't say."""
     if not steps or any(step.get("trained_tokens") != 0 for step in steps):
         return ""
     counts = _counts(steps)
@@ -106,7 +106,7 @@ class Untrained:
         self._steps: list[Mapping[str, Any]] = []
 
     def add(self, step: Mapping[str, Any]) -> str:
-        """After each rollout, with its metrics: a sentence when it is the `UNTRAINED`th in a row, else empty."""
+        """Add a rollout's metrics; return a sentence when it is the `UNTRAINED`th in a row, else an empty text."""
         self._steps = [*self._steps, step] if why_untrained([step]) else []
         if len(self._steps) != UNTRAINED:
             return ""
@@ -137,13 +137,13 @@ def _counts(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def depends_on_timing(name: str) -> bool:
-    """Whether a figure of a rollout differs between two runs of one seed: seconds, what a cache held, and how many
+    """Say whether a figure of a rollout differs between two runs of one seed: seconds, what a cache held, and how many
     episodes were admitted by that."""
     return name.endswith("seconds") or name in SERVING
 
 
 def evaluation_metrics(samples: Iterable[Sample | Record], reward_key: str | None = None) -> dict[str, Any]:
-    """An evaluation's figures over its sound episodes, with their count and Wilson interval.
+    """Return an evaluation's figures over its sound episodes, with their count and Wilson interval.
 
     `outcomes` holds, for each task, one 0 or 1 per episode in order of sampling, None where infrastructure broke it.
     `weight_versions` are those that sampled its turns, as the engines name them. `pass_at_k` and `pass_hat_k` are by k:
@@ -177,7 +177,7 @@ def evaluation_metrics(samples: Iterable[Sample | Record], reward_key: str | Non
 def rollout_record(
     rollout_id: int, attempt: int, metrics: Mapping[str, Any], seconds: Mapping[str, float]
 ) -> dict[str, Any]:
-    """A rollout's line of `metrics.jsonl`.
+    """Return a rollout's line of `metrics.jsonl`.
 
     Times, since the record before, are kept apart under `seconds`, and what the servers had in their caches, with what
     follows from it, under `serving`: all else is a function of the recipe.
@@ -190,7 +190,7 @@ def rollout_record(
 
 
 def paced(record: Mapping[str, Any], *, carries: bool) -> dict[str, Any]:
-    """The figures of a rollout's line in `metrics.jsonl`, with the step's `seconds` and the policy's tokens per second.
+    """Return a rollout's figures in `metrics.jsonl`, with the step's `seconds` and the policy's tokens per second.
 
     carries: episodes are played while others are trained, so that a step's whole time is playing time.
     """
@@ -203,15 +203,15 @@ def paced(record: Mapping[str, Any], *, carries: bool) -> dict[str, Any]:
 
 
 def seconds_of(record: Mapping[str, Any]) -> float:
-    """The wall seconds of a line of `metrics.jsonl`, since the line before; the sum of its phases where it has only
-    these; 0.0 where it has none."""
+    """Return the wall seconds of a line of `metrics.jsonl`, since the line before; the sum of its phases where it has
+    only these; 0.0 where it has none."""
     seconds = record.get("seconds", {})
     phases = (value for name, value in seconds.items() if not name.startswith("episode/"))
     return float(seconds["total"] if "total" in seconds else sum(phases))
 
 
 def compare(before: Mapping[str, list[int | None]], after: Mapping[str, list[int | None]]) -> dict[str, Any]:
-    """Paired by (task, place): who gained, who lost, and the exact two-sided sign test of that (McNemar 1947)."""
+    """Compare outcomes paired by (task, place): gains, losses and the exact two-sided sign test (McNemar 1947)."""
     pairs = [
         (old, new)
         for task in before
@@ -223,24 +223,26 @@ def compare(before: Mapping[str, list[int | None]], after: Mapping[str, list[int
 
 
 def sign_test(gained: int, lost: int) -> float:
-    """The exact two-sided p value that either sign is as likely; of paired outcomes it is McNemar's test (1947)."""
+    """Return the exact two-sided p value that either sign is as likely; McNemar's test of paired outcomes (1947)."""
     tail: int = sum(math.comb(gained + lost, i) for i in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / (1 << (gained + lost)))
 
 
 def pass_at_k(solved: int, episodes: int, k: int) -> float:
-    """The chance that one of k episodes solves a task, without bias from `episodes` >= k of them:
-    1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374)."""
+    """Estimate without bias the chance that one of k episodes solves a task, from n = `episodes` >= k, c of them
+    solved: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374)."""
     return 1 - math.comb(episodes - solved, k) / math.comb(episodes, k)
 
 
 def pass_hat_k(solved: int, episodes: int, k: int) -> float:
-    """The chance that all of k episodes solve a task, without bias: C(c, k) / C(n, k) (tau-bench, arXiv 2406.12045)."""
+    """Estimate without bias the chance that all of k episodes solve a task: C(c, k) / C(n, k), n and c as in
+    `pass_at_k` (tau-bench, arXiv 2406.12045).
+    """
     return math.comb(solved, k) / math.comb(episodes, k)
 
 
 def wilson_interval(successes: float, total: float, z: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval of a binomial share (Wilson 1927); (0, 1) where nothing was tried.
+    """Return Wilson's score interval of a binomial share (Wilson 1927); (0, 1) where nothing was tried.
 
     It takes the trials as independent; several episodes of one task are not quite. `total` may be an effective number.
     """
@@ -253,14 +255,14 @@ def wilson_interval(successes: float, total: float, z: float = Z95) -> tuple[flo
 
 
 def _sorted(samples: Iterable[Sample | Record], reward_key: str | None) -> tuple[list[Segments], list[Segments]]:
-    """All episodes, and those that infrastructure did not break."""
+    """Return all episodes, and those that infrastructure did not break."""
     records = [sample if isinstance(sample, Record) else record_of(sample, reward_key) for sample in samples]
     episodes = trajectories(records)
     return episodes, [segments for segments in episodes if not is_broken(segments)]
 
 
 def _means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Of each figure, over the rows that have it."""
+    """Return the mean of each figure, over the rows that have it."""
     values: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():
@@ -269,7 +271,7 @@ def _means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _of_kinds(sound: Sequence[Segments]) -> dict[str, dict[str, dict[str, float]]]:
-    """By kind of oracle, from the evidence of the episodes that say theirs."""
+    """Return the figures by kind of oracle, from the evidence of the episodes that say theirs."""
     evidence: dict[str, list[Mapping[str, Any]]] = {}
     for first, *_ in sound:
         if first.score is not None and "oracle" in first.score.evidence:
@@ -279,7 +281,7 @@ def _of_kinds(sound: Sequence[Segments]) -> dict[str, dict[str, dict[str, float]
 
 
 def _spread(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Median and standard deviation over episodes, the population's, beside some of the means."""
+    """Return median and population standard deviation over episodes of the figures in `_SPREAD`."""
     found: dict[str, float] = {}
     values: dict[str, list[float]] = {name: [] for name in _SPREAD}
     for row in rows:
@@ -294,7 +296,7 @@ def _spread(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _failures(episodes: Iterable[Segments]) -> dict[str, float]:
-    """Broken episodes by what failed: a stop reason, `grader_error`, or `unknown` where nobody recorded it."""
+    """Count broken episodes by what failed: a stop reason, `grader_error`, or `unknown` where nobody recorded it."""
     broken = filter(is_broken, episodes)
     found = Counter(
         next((s.infrastructure.where for s in segments if s.infrastructure and s.infrastructure.where), "unknown")
@@ -304,7 +306,7 @@ def _failures(episodes: Iterable[Segments]) -> dict[str, float]:
 
 
 def _prefix_cache(reports: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """What the engines had of the prompts in their caches, and computed; absent where no prompt was counted."""
+    """Return what of the prompts the engines had in their caches and what they computed; nothing without a prompt."""
     counters = [report.counters for report in reports]
     prompts, cached = sum(each.prompt_tokens for each in counters), sum(each.cached_tokens for each in counters)
     if not prompts:
@@ -319,7 +321,7 @@ def _prefix_cache(reports: Sequence[EpisodeRecord]) -> dict[str, float]:
 
 
 def _outcomes(sound: Sequence[Segments]) -> dict[str, float]:
-    """Of a component, the mean is over the episodes whose score names it."""
+    """Return the mean solve rate and rewards; a component's mean is over the episodes whose score names it."""
     return _means(
         {
             "solve_rate": first.solved,
@@ -348,7 +350,7 @@ def _sizes(segments: Segments) -> dict[str, float]:
 
 
 def _conduct(report: EpisodeRecord) -> dict[str, float]:
-    """What the agent did and where the time went."""
+    """Return what the agent did and where the time went."""
     timings, counters = report.timings, report.counters
     return {
         "turns": report.turns,
@@ -363,7 +365,7 @@ def _conduct(report: EpisodeRecord) -> dict[str, float]:
 
 
 def _behaviour(sound: Sequence[Segments]) -> dict[str, Any]:
-    """Mean turns and edits and the share of each stop reason; absent where the generate hook does not report them."""
+    """Return mean turns and edits and the share of each stop reason; nothing where the generate hook reports none."""
     reports = _reports(sound)
     means = _means({"turns": report.turns, "edits": report.counters.edits} for report in reports)
     reasons = Counter(report.stop_reason for report in reports)
@@ -372,13 +374,13 @@ def _behaviour(sound: Sequence[Segments]) -> dict[str, Any]:
 
 
 def _first_edit(sound: Sequence[Segments]) -> dict[str, float]:
-    """How often the first applied edit alone solved the task; absent where the reward hook does not grade it."""
+    """Return how often the first applied edit alone solved the task; nothing where the reward hook grades none."""
     known = [score.first_edit_solved for segments in sound if (score := segments[0].score)]
     return _means({"first_edit_solve_rate": solved} for solved in known if solved is not None)
 
 
 def _first_try(sound: Sequence[Segments]) -> dict[str, float]:
-    """How often the first try solved the task; absent where no episode had another."""
+    """Return how often the first try solved the task; nothing where no episode had another."""
     tries = [(segments[0].solved, segments[0].episode.counters.tries) for segments in sound if segments[0].episode]
     if not any(count > 1 for _, count in tries):
         return {}
@@ -386,7 +388,7 @@ def _first_try(sound: Sequence[Segments]) -> dict[str, float]:
 
 
 def _passes(outcomes: Mapping[str, Sequence[int | None]]) -> dict[str, dict[str, float]]:
-    """Means over tasks; absent where a task has a single sound episode."""
+    """Return the means of both estimates over tasks; nothing where a task has a single sound episode."""
     counts = [(found.count(1), len(found) - found.count(None)) for found in outcomes.values()]
     counts = [(solved, episodes) for solved, episodes in counts if episodes]
     most = min((episodes for _, episodes in counts), default=0)

@@ -126,17 +126,17 @@ class Play:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is sound, or has been tried often enough."""
+        """True once the episode is sound, or has been tried often enough."""
         return self.sound is not None or self.tries >= TRIES
 
 
 class Player:
     """Plays episodes, and grades them, through a run's hooks. Use in one event loop.
 
-    reward_seconds: summed over episodes, which run concurrently. retried: tries at episodes of training that
-    infrastructure broke and that were made again, by cause. admitted: episodes at once when it begins; 0: as many as
-    the engines' caches hold by the plan. outages: of what plays episodes, and of what grades them; without them each
-    episode is tried once."""
+    reward_seconds: the sum over episodes, which run concurrently. retried: tries at episodes of training that
+    infrastructure broke and that were made again, by cause. admitted: how many episodes are played at once when it
+    begins; 0: as many as the engines' caches hold by the plan. outages: those of what plays episodes and of what grades
+    them; without them each episode is tried once."""
 
     def __init__(self, args: Any, hooks: RolloutHooks, admitted: int = 0, outages: Outages | None = None) -> None:
         self.args = args
@@ -152,11 +152,12 @@ class Player:
 
     @property
     def slots(self) -> int:
-        """Of episodes, as many as are admitted now."""
+        """The number of episodes that are admitted now."""
         return self.admission.limit
 
     async def play_group(self, group: Sequence[Play], on_free: Callable[[], None] = lambda: None) -> Group:
-        """Its episodes; those that fan out are lists of siblings. on_free: called for each that needs its slot no more.
+        """Play a group and return its episodes; those that fan out are lists of siblings. on_free: called for each that
+        needs its slot no more.
 
         That is before it is scored, so slots may be free for another group long before this one ends.
         """
@@ -212,7 +213,7 @@ class Player:
         return played
 
     def _is_tried_on(self, play: Play, outages: Outages, group: Sequence[Play]) -> bool:
-        """Whether an episode is tried again that was broken again.
+        """Say whether an episode that was broken again is tried again.
 
         It is `TRIES` times, and as long as others of its group are tried less. Then, where the group has too few
         finished episodes for a baseline, all give up. Where it has enough, an episode is tried on until a try of any
@@ -247,7 +248,7 @@ class Player:
         return played
 
     async def _scored(self, finished: Played) -> Played:
-        """A copy of an episode with its score, ABORTED where a machine failed that grades it."""
+        """Return a copy of an episode with its score, ABORTED where a machine failed that grades it."""
         segments = [_copied(each) for each in _segments(finished)]
         unscored = [segment for segment in segments if segment.reward is None]
         played: Played = segments if isinstance(finished, list) else segments[0]
@@ -291,7 +292,7 @@ class Player:
         return played
 
     async def _turn(self, *, graded: bool) -> None:
-        """Until a try may begin."""
+        """Wait until a try may begin."""
         outage = self.outages and self.outages.of(graded=graded)
         while outage and (seconds := outage.wait(_now())):
             await asyncio.sleep(seconds)
@@ -309,7 +310,7 @@ class Player:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[asyncio.Future[None]]:
-        """One of them inside the context, in order of arrival."""
+        """Hold a slot inside the context. Those who wait get theirs in order of arrival."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         self._let_in()
@@ -321,7 +322,7 @@ class Player:
             self._let_in()
 
     def _let_in(self) -> None:
-        """Those that wait, as many as are admitted."""
+        """Give slots to those that wait, to as many as are admitted."""
         while self._waiting and len(self._in_use) < self.slots:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -347,7 +348,7 @@ class Player:
 
 
 def sampling_params(args: Any) -> dict[str, Any]:
-    """The training rollout's sampling parameters, under SGLang's names."""
+    """Return the training rollout's sampling parameters, under SGLang's names."""
     return {
         "temperature": args.rollout_temperature,
         "top_p": args.rollout_top_p,
@@ -362,7 +363,7 @@ def sampling_params(args: Any) -> dict[str, Any]:
 
 
 def seeded(args: Any, params: dict[str, Any], place: int) -> dict[str, Any]:
-    """A copy for the sample at `place` of its group, with a seed of its own where sampling is deterministic."""
+    """Copy the parameters for the sample at `place` of its group, with its own seed where sampling is deterministic."""
     seed = {"sampling_seed": args.rollout_seed + place} if args.sglang_enable_deterministic_inference else {}
     return params | seed
 
@@ -376,20 +377,20 @@ def _segments(played: Played) -> list[Sample]:
 
 
 def _failure(played: Played) -> tuple[str, str]:
-    """What broke an episode: a name to count it by, and what was said."""
+    """Return what broke an episode: a name to count it by, and what was said."""
     failure = failure_of(_segments(played)[0])
     return (failure.where, failure.detail) if failure else ("unknown", "no reason given")
 
 
 def _copied(sample: Sample) -> Sample:
-    """What the hooks write into it is not in the other."""
+    """Copy a sample so that what the hooks write into it is not in the other."""
     copied = copy.copy(sample)
     copied.metadata = dict(sample.metadata or {})
     return copied
 
 
 async def gather(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order; when one fails or the caller is cancelled, the rest is cancelled and awaited first."""
+    """Return results in order. When one fails or the caller is cancelled, the rest is cancelled and awaited first."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         return await asyncio.gather(*tasks)
@@ -406,6 +407,6 @@ async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def _engines(args: Any) -> int:
-    """How many share the episodes: SLiME's concurrency is that of one of them."""
+    """Return how many engines share the episodes: SLiME's concurrency is that of one of them."""
     gpus = getattr(args, "rollout_num_gpus", None)
     return max(1, gpus // args.rollout_num_gpus_per_engine) if gpus else 1

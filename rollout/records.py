@@ -21,7 +21,7 @@ from slime_swe.rollout.turns import Turn
 from slime_swe.sample import Sample
 
 EPISODES, EVALUATIONS, METRICS = "episodes.jsonl", "evaluations.jsonl", "metrics.jsonl"  # the journals of a run
-# In a sample's metadata, and in a journal's line.
+# The keys in a sample's metadata and in a journal's line.
 _EPISODE, _SCORE, _FAILURE, _SPANS = "episode", "score", "infrastructure", "version_spans"
 TURNS, TOOLS = "turns", "tools"
 _OF_EPISODE = (_SCORE, _FAILURE, _SPANS, TURNS, TOOLS)  # what an earlier episode may have left
@@ -32,7 +32,7 @@ Outcome = Literal["broken", "solved", "not solved"]
 
 
 class EpisodeRecord(msgspec.Struct, frozen=True):
-    """What the agent did. A user's own generate function must give the patch; the other fields are optional."""
+    """The record of what the agent did. A user's own generate function must give the patch; all else is optional."""
 
     patch: str
     stop_reason: str = ""
@@ -45,7 +45,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """What a patch is worth, what that is made of, and the evidence behind it.
+    """The score of a patch: what it is worth, what that is made of, and the evidence behind it.
 
     `solved` is the binary outcome that groups are filtered on, whatever shape `value` has; `first_edit_solved` is that
     of the first edit alone, in evaluations.
@@ -59,7 +59,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What failed other than the policy: a stop reason or another short name, and the error's text."""
+    """A failure other than the policy's: a stop reason or another short name, and the error's text."""
 
     where: str = ""
     detail: str = ""
@@ -99,7 +99,7 @@ class Record(msgspec.Struct, frozen=True):
     attempt: int | None = None  # of the run, in journals: which of its starts wrote this
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for lengths that do not fit."""
+        """Fill in a missing loss mask. Raises `ValueError` for lengths that do not fit."""
         length, tokens = self.response_length, len(self.tokens)
         if self.loss_mask is None and tokens:
             force_setattr(self, "loss_mask", [1] * length)
@@ -112,17 +112,17 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def sampled(self) -> int:
-        """How many tokens the policy sampled; all of the response where there is no mask."""
+        """The number of tokens that the policy sampled; all of the response where there is no mask."""
         return self.response_length if self.loss_mask is None else sum(self.loss_mask)
 
     @property
     def broken(self) -> bool:
-        """Whether infrastructure, not the policy, ended the episode."""
+        """True where infrastructure, not the policy, ended the episode."""
         return self.status == Sample.Status.ABORTED.value or self.infrastructure is not None
 
     @property
     def solved(self) -> bool:
-        """The binary outcome. If the reward function records none, whether the reward is positive."""
+        """The binary outcome. If the reward function records none, a positive reward counts as solved."""
         if self.broken:
             return False
         return self.score.solved if self.score else (self.reward or 0.0) > 0
@@ -133,8 +133,8 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, array_like=True):
-    """What a journal's index has of a record. `sampled` counts the policy's tokens; where they were not recorded, the
-    first sample has those of the whole episode."""
+    """The part of a record that a journal's index has. `sampled` counts the policy's tokens; where they were not
+    recorded, the first sample has those of the whole episode."""
 
     rollout: int | None
     index: int | None
@@ -166,7 +166,7 @@ class Summary(msgspec.Struct, frozen=True, array_like=True):
 
 
 def episode_of(sample: Sample) -> EpisodeRecord | None:
-    """What the rollout hook recorded; None where it recorded nothing. Raises `UserError` where it is malformed."""
+    """Read what the rollout hook recorded; None for nothing. Raises `UserError` where it is malformed."""
     return _part(sample, _EPISODE, EpisodeRecord)
 
 
@@ -175,7 +175,7 @@ def failure_of(sample: Sample) -> Failure | None:
 
 
 def version_spans_of(sample: Sample) -> list[VersionSpan] | None:
-    """Which weights sampled which tokens of the response; None where nobody recorded it."""
+    """Read which weights sampled which tokens of the response; None where nobody recorded it."""
     return _part(sample, _SPANS, list[VersionSpan])
 
 
@@ -184,7 +184,7 @@ def write_version_spans(sample: Sample, spans: Iterable[VersionSpan]) -> None:
 
 
 def turns_of(sample: Sample) -> list[Turn] | None:
-    """The messages of the sample; None where nobody recorded them."""
+    """Read the messages of the sample; None where nobody recorded them."""
     return _part(sample, TURNS, list[Turn])
 
 
@@ -227,13 +227,13 @@ def write_failure(sample: Sample, where: str, detail: str) -> None:
 
 
 def reward_of(sample: Sample, reward_key: str | None = None) -> float | None:
-    """The reward as a number; `reward_key` (SLiME's) chooses it where the reward is a mapping."""
+    """Return the reward as a number; `reward_key` (SLiME's) chooses it where the reward is a mapping."""
     given: Any = sample.reward.get(reward_key) if reward_key and isinstance(sample.reward, dict) else sample.reward
     return number(given)
 
 
 def number(given: Any) -> float | None:
-    """A number, also numpy's or torch's; None for anything else, such as an array of several."""
+    """Return a number, also numpy's or torch's, as a float; None for anything else, such as an array of several."""
     try:
         return float(given) if hasattr(given, "__float__") else None
     except (TypeError, ValueError, RuntimeError):
@@ -241,7 +241,7 @@ def number(given: Any) -> float | None:
 
 
 def record_of(sample: Sample, reward_key: str | None = None) -> Record:
-    """The sample's record. Raises `UserError` where a hook of the user's own left a malformed one."""
+    """Read the sample's record. Raises `UserError` where a hook of the user's own left a malformed one."""
     parts: dict[str, Any] = {
         "episode": episode_of(sample),
         "score": _part(sample, _SCORE, Score),
@@ -256,13 +256,13 @@ def record_of(sample: Sample, reward_key: str | None = None) -> Record:
 
 
 def loss_mask_of(sample: Sample) -> list[int]:
-    """Which tokens of the response are trained: all of them where the sample has no mask."""
+    """Return the mask of the response's tokens that are trained, which is all ones where the sample has none."""
     return [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask
 
 
 def sample_of(record: Record) -> Sample:
-    """The sample that a journal's line was written of, as the hooks of reward, filter and advantages know it. Its
-    prompt, turns and routed experts are not in it, and of its task only the id.
+    """Rebuild the sample that a journal's line was written of, as the hooks of reward, filter and advantages know it.
+    Its prompt, turns and routed experts are not in it, and of its task only the id.
     """
     parts = {_EPISODE: record.episode, _SCORE: record.score, _FAILURE: record.infrastructure}
     metadata = {key: msgspec.to_builtins(part) for key, part in parts.items() if part is not None}
@@ -286,15 +286,15 @@ def sample_of(record: Record) -> Sample:
 
 
 def trajectory_of(sample: Sample | Record) -> int | None:
-    """The id of the episode that a sample belongs to. Samples of one episode share it."""
+    """Return the id of the episode that a sample belongs to. Samples of one episode share it."""
     if isinstance(sample, Record):
         return sample.trajectory
     return sample.index if sample.rollout_id is None else sample.rollout_id
 
 
 def sampled_tokens(segments: Sequence[Record]) -> int:
-    """How many the policy sampled in these samples of an episode. Where tokens were not recorded, as an endpoint gives
-    none: how many it has counted, which the episode's first sample stands for."""
+    """Count the tokens that the policy sampled in these samples of an episode. Where they were not recorded, as an
+    endpoint gives none, it is the number that the endpoint has counted, which the episode's first sample stands for."""
     if any(record.tokens for record in segments):
         return sum(sum(record.loss_mask or ()) for record in segments)
     counted = (record.episode.counters.completion_tokens for record in segments if record.episode and _is_first(record))
@@ -309,12 +309,12 @@ S = TypeVar("S", Sample, Record)
 
 
 def trajectories(samples: Iterable[S]) -> list[list[S]]:
-    """Samples by episode, in order of first appearance. One without a name is an episode of its own."""
+    """Group samples by episode, in order of first appearance. One without a name is an episode of its own."""
     return by_episode(samples, trajectory_of)
 
 
 def by_episode(samples: Iterable[T], name_of: Callable[[T], Hashable | None]) -> list[list[T]]:
-    """The same of anything that `name_of` tells the episode of."""
+    """Group by episode, as `trajectories` does, anything that `name_of` tells the episode of."""
     episodes: dict[Hashable, list[T]] = {}
     for place, sample in enumerate(samples):
         name = name_of(sample)
@@ -323,7 +323,7 @@ def by_episode(samples: Iterable[T], name_of: Callable[[T], Hashable | None]) ->
 
 
 def is_broken(segments: Sequence[S]) -> bool:
-    """Whether infrastructure, not the policy, ended the episode that these samples, or records, are of."""
+    """Say whether infrastructure, not the policy, ended the episode of these samples or records."""
     return any(map(_is_broken, segments))
 
 
@@ -334,14 +334,14 @@ def _is_broken(segment: Sample | Record) -> bool:
 
 
 def flatten(samples: Any) -> list[Sample]:
-    """The samples of any nesting of lists, in order."""
+    """Return the samples of any nesting of lists, in order."""
     if isinstance(samples, list | tuple):
         return [sample for inner in samples for sample in flatten(inner)]
     return [samples]
 
 
 def columns_of(sample: Sample, reward_key: str | None) -> dict[str, Any]:
-    """The sample's own fields, by their names in a record."""
+    """Return the sample's own fields, by their names in a record."""
     return {
         "index": sample.index,
         "group_index": sample.group_index,
@@ -360,7 +360,7 @@ def columns_of(sample: Sample, reward_key: str | None) -> dict[str, Any]:
 
 
 def parts_of(sample: Sample) -> dict[str, Any]:
-    """As the hooks left them, with whatever else a hook of the user's own put there, in JSON's types."""
+    """Return the parts as the hooks left them, with all that a hook of the user's own put there, in JSON's types."""
     metadata = sample.metadata or {}
     return {key: as_json(metadata.get(key)) for key in (_EPISODE, _SCORE, _FAILURE, _SPANS)}
 
@@ -371,7 +371,7 @@ def _part(sample: Sample, key: str, kind: type[T]) -> T | None:
 
 
 def convert(given: Any, kind: type[T], what: str) -> T:
-    """Raises `UserError` that names what is wrong."""
+    """Convert a value, also one that holds numpy's numbers. Raises `UserError` that names what is wrong."""
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""What an engine says to one request: SGLang's reply of `POST /generate`, each field checked."""
+"""An engine's answer to one request: SGLang's reply of `POST /generate`, each field checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineError(InfrastructureError):
 
 
 class Transient(EngineError):
-    """Worth another try. cause: a name to count it by."""
+    """A failure that is worth another try. cause: a name to count it by."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class EngineAborted(EngineError):
 
 @dataclass(frozen=True)
 class Part:
-    """What one request has sampled of a turn: all of it, or what there was when it was aborted, maybe nothing.
+    """The part of a turn that one request has sampled: all of it, or what there was when it was aborted, maybe nothing.
 
     `log_probs[i]` is that of `tokens[i]`. `routed_experts`: int32 in bytes. `message`: why it was aborted.
     """
@@ -76,7 +76,7 @@ class _Meta(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """What is read of SGLang's reply; further fields are ignored."""
+    """The fields of SGLang's reply that are read; further ones are ignored."""
 
     meta_info: _Meta
     output_ids: list[int] | UnsetType = UNSET
@@ -97,8 +97,8 @@ T = TypeVar("T")
 
 
 def parse_reply(body: bytes, max_new_tokens: int, vocabulary: int = TOKEN_IDS) -> Part:
-    """The reply, each field checked: what comes out of here is trained on. Raises `EngineError` that says what is
-    wrong.
+    """Parse the reply and check each field: what comes out of here is trained on. Raises `EngineError` that says what
+    is wrong.
     """
     reply = _decoded(_REPLY, body)
     meta = reply.meta_info
@@ -120,7 +120,7 @@ def parse_reply(body: bytes, max_new_tokens: int, vocabulary: int = TOKEN_IDS) -
 
 
 def parse_scores(body: bytes, tokens: Sequence[int]) -> Scores | None:
-    """The reply about a prompt that ends in these tokens, asked from the one before them on; None where it was aborted.
+    """Parse the reply about a prompt that ends in these tokens, asked from the one before; None if it was aborted.
 
     A log-probability that the engine leaves out is NaN. Raises `EngineError` that says what is wrong.
     """
@@ -172,7 +172,7 @@ def _inconsistency(
 
 
 def experts_between(table: bytes | None, start: int, end: int, per_token: int, kept: int) -> bytes:
-    """The rows of the tokens from `start` up to `kept`, of a reply's table that should go from `start` up to `end`.
+    """Cut the rows of the tokens from `start` up to `kept` out of a table that should go from `start` up to `end`.
 
     An engine that does not know where to start gives the table from the first token on. Raises `EngineError` for one of
     another size.
@@ -190,14 +190,14 @@ def experts_between(table: bytes | None, start: int, end: int, per_token: int, k
     return table[: row * (kept - start)]
 
 
-# Which weights sampled which tokens of a sequence: spans of `(version, number of tokens)`, one after another.
+# Spans of `(version, number of tokens)`, one after another, say which weights sampled which tokens of a sequence.
 #
 # A weight update may come in the middle of a turn. The version is None where it is not known, or nothing was sampled.
 VersionSpan = tuple[str | None, int]
 
 
 def joined(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
-    """The same spans, with neighbours of one version as one, and none that is empty."""
+    """Join neighbouring spans of one version, and leave out empty ones."""
     whole: list[VersionSpan] = []
     for version, count in spans:
         if count and whole and whole[-1][0] == version:
@@ -208,7 +208,7 @@ def joined(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
 
 
 def part_of(spans: Sequence[VersionSpan], start: int, end: int) -> tuple[VersionSpan, ...]:
-    """The spans of the tokens from `start` up to `end`."""
+    """Return the spans of the tokens from `start` up to `end`."""
     part: list[VersionSpan] = []
     at = 0
     for version, count in spans:
@@ -218,7 +218,7 @@ def part_of(spans: Sequence[VersionSpan], start: int, end: int) -> tuple[Version
 
 
 def without(spans: Sequence[VersionSpan], places: Collection[int]) -> Sequence[VersionSpan]:
-    """The spans, with None at these places."""
+    """Return the spans, with None at these places."""
     if not places:
         return spans
     versions = [version for version, count in spans for _ in range(count)]

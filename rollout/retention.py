@@ -59,7 +59,8 @@ def remove_old(args: Any, rollout_id: int) -> None:
 
 
 def best_rollout(run: Path, name: str) -> int | None:
-    """The rollout after which most episodes of the evaluation set `name` solved their task, by the run's own figures.
+    """Return the rollout after which most episodes of the evaluation set `name` solved their task, by the run's own
+    figures.
 
     Of equal ones the first, so that a checkpoint goes only for one that did better. None where the set has not been
     evaluated after a rollout yet, and without a name. Of an evaluation that two attempts made the last one counts.
@@ -77,13 +78,13 @@ def best_rollout(run: Path, name: str) -> int | None:
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a journal."""
+    """Read all whole lines of a journal."""
     *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else [b""]
     return [orjson.loads(line) for line in lines]
 
 
 def last_saved(checkpoints: Path, *, unreadable: int) -> int:
-    """The rollout after which Megatron saved the newest checkpoint; -1 where there is none.
+    """Return the rollout after which Megatron saved the newest checkpoint; -1 where there is none.
 
     `unreadable` stands for another text: Megatron writes the file in place, and it is empty for a moment.
     """
@@ -95,7 +96,7 @@ def last_saved(checkpoints: Path, *, unreadable: int) -> int:
 
 
 def saved(checkpoints: Path) -> dict[int, Path]:
-    """Rollout -> the folder of its checkpoint, of those that are whole."""
+    """Find the folders of the checkpoints that are whole, by rollout."""
     return {number: path for number, path in _numbered(checkpoints, _CHECKPOINT).items() if (path / METADATA).is_file()}
 
 
@@ -106,7 +107,7 @@ def _numbered(folder: Path, name: re.Pattern[str]) -> dict[int, Path]:
 def _keep(
     folder: Path, name: re.Pattern[str], newest: int, keep: int, best: int | None, whole: Callable[[Path], bool]
 ) -> None:
-    """Leave the newest `keep` whole ones up to the number `newest`, what is newer than the last of them, and `best`."""
+    """Remove what is older than the newest `keep` whole ones up to the number `newest`, except `best`."""
     if not folder.is_dir():
         return
     for left in folder.glob(f"{_GOING}*"):
@@ -119,7 +120,7 @@ def _keep(
 
 
 def _remove(path: Path) -> None:
-    """Under another name first, so that a crash leaves nothing that looks whole."""
+    """Remove a folder, under another name first, so that a crash leaves nothing that looks whole."""
     going = path.with_name(f"{_GOING}{path.name}")
     try:
         path.rename(going)

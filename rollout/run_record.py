@@ -37,8 +37,8 @@ MOSTLY_LOST = 0.5  # of the prompt tokens
 
 
 class RunRecord:
-    """Of one process's part of a run. `metrics.jsonl` is written where `args.swe_record_metrics` says so: a launcher
-    that reads the trainer's figures back writes it itself."""
+    """The record of one process's part of a run. `metrics.jsonl` is written where `args.swe_record_metrics` says so: a
+    launcher that reads the trainer's figures back writes it itself."""
 
     def __init__(self, args: Any) -> None:
         self.args, self.folder = args, Path(args.swe_run_dir)
@@ -48,8 +48,8 @@ class RunRecord:
         self._recorded = time.perf_counter()
 
     def on_rollout(self, rollout_id: int, rollout: Rollout, seconds: float, gap: Gap | None = None) -> dict[str, float]:
-        """A batch is complete, after so many seconds. Returns the figures of it for SLiME's trackers. gap: of the
-        rollout before, which is known by now."""
+        """Record a batch that is complete, after so many seconds, and return its figures for SLiME's trackers. gap:
+        that of the rollout before, which is known by now."""
         kept, key = flatten(rollout.kept), getattr(self.args, "reward_key", None)
         trained = trained_tokens(self.args, kept)
         known = {} if trained is None else {"trained_tokens": trained}
@@ -70,7 +70,7 @@ class RunRecord:
         return rollout.metrics() | before | given_back | {f"rollout/{name}": count for name, count in known.items()}
 
     def on_evaluation(self, rollout_id: int, sets: Mapping[str, list[Sample]]) -> None:
-        """SLiME's number of the rollout before it."""
+        """Record an evaluation's samples by set. rollout_id: SLiME's number of the rollout before it."""
         number = evaluated_after(self.folder, rollout_id)
         last = self.args.num_rollout - 1
         moment = "before" if number < 0 else "after" if number == last else "during"
@@ -80,7 +80,7 @@ class RunRecord:
             self._append({**where, **limits(self.args), **figures, "seconds": {"total": self._since_then()}})
 
     def _since_then(self) -> float:
-        """Seconds since the last record of this process."""
+        """Return the seconds since the last record of this process."""
         before, self._recorded = self._recorded, time.perf_counter()
         return self._recorded - before
 
@@ -102,14 +102,14 @@ def _why_lost(rollout_id: int, share: float, admitted: int) -> str:
 
 
 def evaluated_after(folder: Path, rollout_id: int) -> int:
-    """The rollout after which an evaluation is made; -1 for that before the first one, which SLiME calls 0 too."""
+    """Return the rollout that an evaluation follows; -1 for one before the first rollout, which SLiME calls 0 too."""
     episodes = folder / EPISODES
     return -1 if rollout_id == 0 and not (episodes.exists() and episodes.stat().st_size) else rollout_id
 
 
 def trained_tokens(args: Any, samples: list[Sample]) -> int | None:
-    """How many tokens have an advantage other than 0, by our post-process hook. None with another one, which may not be
-    called twice, and without one. Supervised are all that are not masked."""
+    """Count the tokens that have an advantage other than 0, by our post-process hook. Returns None with another one,
+    which may not be called twice, and without one. Of a supervised run all that are not masked count."""
     if is_supervised(args):
         return sum(sum(sample.loss_mask or ()) for sample in samples)
     path = getattr(args, "custom_reward_post_process_path", None) or ""

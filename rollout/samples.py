@@ -27,7 +27,7 @@ def to_samples(
     evaluation: bool = False,
     masked: Collection[str] = (),
 ) -> list[Sample]:
-    """`sample` and, for every further segment, a sibling with the same `rollout_id` and `group_index`.
+    """Return `sample`, filled, and for every further segment a sibling with the same `rollout_id` and `group_index`.
 
     Siblings get negative indices, unique over the run. An episode without a sampled token becomes one sample with one
     masked `placeholder` token, since an empty response breaks the trainer's batch; where that is None, without tokens.
@@ -56,24 +56,25 @@ def to_samples(
 
 
 def sibling_index(index: int, number: int) -> int:
-    """Of the sample of that number, from 1, behind the one of this index."""
+    """Return the index of the sibling of that number, from 1, behind the sample of this index."""
     return -(1 + index * MAX_SEGMENTS + number)
 
 
 def leaves_out(masks: Iterable[Sequence[int]], stop_reason: str, masked: Collection[str]) -> bool:
-    """Whether an episode that has something to train is left out of the loss for its stop reason. masks: loss masks of
-    its segments."""
+    """Say whether an episode that has something to train is left out of the loss for its stop reason. masks: its
+    segments' loss masks."""
     return stop_reason in masked and any(any(mask) for mask in masks)
 
 
 def is_removed(loss_mask: Sequence[int] | None, masked: bool) -> bool:
-    """`remove_sample` of a segment, given whether its episode is left out."""
+    """Return `remove_sample` of a segment, given whether its episode is left out."""
     return masked or not any(loss_mask or ())
 
 
 def _nothing_sampled(args: Any, placeholder: int | None) -> Segment:
-    """Two tokens, neither of them trained. With routing replay the first has experts, as every sample must. Any experts
-    will do except a table of zeros, which SLiME takes as a sign that the server returned none.
+    """Make a segment of two tokens, neither of them trained; of none without a `placeholder`. With routing replay the
+    first has experts, as every sample must. Any experts will do except a table of zeros, which SLiME takes as a sign
+    that the server returned none.
     """
     if placeholder is None:
         return Segment([], [], [], 0)
@@ -115,7 +116,7 @@ def _judge(sample: Sample, episode: Episode, masked: bool) -> None:
 
 
 def _without_tail(segment: Segment) -> Segment:
-    """The segment up to its last sampled token: context after that teaches nothing and costs compute."""
+    """Cut the segment behind its last sampled token: context after that teaches nothing and costs compute."""
     last = max((i for i, trained in enumerate(segment.loss_mask) if trained), default=len(segment.tokens) - 1)
     last = max(last, segment.end - 1)
     kept = {name: getattr(segment, name)[: last + 1] for name in ("tokens", "loss_mask", "log_probs")}

@@ -31,13 +31,13 @@ class Sampled:
 
 
 def by_turn(*turns: str) -> Say:
-    """These texts, one for each turn of the assistant in the prompt; the last one for ever."""
+    """Return a policy that says these texts, one for each assistant's turn in the prompt; the last one for ever."""
     return lambda engine, asked: turns[min(engine.turns_in(asked["input_ids"]), len(turns) - 1)]
 
 
 def by_content(*turns: str) -> Say:
-    """The first of these texts that the prompt does not hold yet; at the end the last one again. For agents that
-    rewrite their history. No text may occur twice.
+    """Return a policy that says the first of these texts that the prompt does not hold yet; at the end the last one
+    again. It is for agents that rewrite their history. No text may occur twice.
     """
 
     def say(engine: ScriptedEngine, asked: Request) -> str:
@@ -48,8 +48,8 @@ def by_content(*turns: str) -> Say:
 
 
 def by_call(*turns: str) -> Say:
-    """These texts, one for each request; the last one for ever. For agents that leave a malformed turn out of their
-    history, and ask one thing at a time.
+    """Return a policy that says these texts, one for each request; the last one for ever. It is for agents that leave a
+    malformed turn out of their history, and ask one thing at a time.
     """
     return lambda engine, asked: turns[min(len(engine.sampled), len(turns) - 1)]
 
@@ -61,8 +61,7 @@ class ScriptedEngine:
     Each sampled token has a unique log-probability, by which it is found again in the training data; with `log_prob`
     all have that one. experts: the routed experts of the tokens from one place up to another, int32 in bytes. remember:
     whether requests and samples are kept. cached: how many tokens of a prompt the engine says it had in its cache.
-    aborts: of each of the next requests, after how many tokens it is aborted; a request that goes on from there gets
-    the rest.
+    aborts: after how many tokens each of the next requests is aborted; a request that goes on from there gets the rest.
     """
 
     tokenizer: Any
@@ -85,7 +84,7 @@ class ScriptedEngine:
         return web.Response(body=orjson.dumps(self.answer(asked)), content_type="application/json")
 
     def answer(self, asked: Request) -> dict[str, Any]:
-        """SGLang's reply."""
+        """Answer a request as SGLang does."""
         prompt, params = asked["input_ids"], asked["sampling_params"]
         ids = self._rest.pop(tuple(prompt), None) or self._say(asked)
         tokens = ids[: params["max_new_tokens"]]
@@ -123,7 +122,7 @@ class ScriptedEngine:
         return ids
 
     def turns_in(self, prompt: Sequence[int]) -> int:
-        """How many turns of the assistant a prompt holds, but for the one that it opens."""
+        """Count the turns of the assistant that a prompt holds, but for the one that it opens."""
         count: int = self.tokenizer.decode(prompt).count(_OPENING)
         return count - 1
 
@@ -136,7 +135,7 @@ class ScriptedEngine:
 
 @asynccontextmanager
 async def scripted_engine(tokenizer: Any, say: Say, **settings: Any) -> AsyncIterator[ScriptedEngine]:
-    """A `ScriptedEngine`, served on the loopback inside the context."""
+    """Serve a `ScriptedEngine` on the loopback inside the context."""
     engine = ScriptedEngine(tokenizer, say, **settings)
     async with serve(engine.handle) as url:
         engine.url = url
@@ -145,7 +144,7 @@ async def scripted_engine(tokenizer: Any, say: Say, **settings: Any) -> AsyncIte
 
 @asynccontextmanager
 async def serve(handle: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """The URL of a server on the loopback whose `/generate` is `handle`."""
+    """Serve `handle` as `/generate` on the loopback inside the context, which gets the server's URL."""
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
     app.router.add_post("/generate", handle)
     # A client that goes away cancels its handler, as an engine drops what it samples for nobody.

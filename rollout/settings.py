@@ -18,7 +18,7 @@ _WHOLE_DISTRIBUTION = {"rollout_top_p": 1.0, "rollout_top_k": -1}
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """One run's rollout. Sizes in tokens, times in seconds. Hashable: it keys what is opened once per event loop."""
+    """One run's settings: sizes in tokens, times in seconds. Hashable: they key what is opened once per event loop."""
 
     engine_host: Annotated[str, Argument("sglang_router_ip")]
     engine_port: Annotated[int, Argument("sglang_router_port")]
@@ -30,7 +30,7 @@ class RolloutSettings:
     tool_format: Annotated[str, Argument("swe_tool_format"), Choice(TOOL_FORMATS, dotted=True)]
     system_prompt: Annotated[str, Argument("swe_system_prompt")]
     max_turns: Annotated[int, Argument("swe_max_turns"), Meta(ge=1)]
-    # Of one episode, from when its sandbox is open, without its model calls.
+    # Seconds of one episode, from when its sandbox is open, without its model calls.
     time_budget: Annotated[float, Argument("swe_time_budget"), Meta(gt=0)]
     sandbox: Annotated[str, Argument("swe_sandbox")]
     sandbox_concurrency: Annotated[int, Argument("swe_sandbox_concurrency"), Meta(ge=1)]
@@ -52,15 +52,15 @@ class RolloutSettings:
     keep_disk_free: Annotated[float, Argument("swe_keep_disk_free"), Meta(ge=0)] = 0.0
     # GPUs of an engine that each attend for their own requests.
     ranks: Annotated[int, Argument("sglang_dp_size"), Meta(ge=1)] = 1
-    # Of one episode, with its model calls; 0 for no bound.
+    # Seconds of one episode, with its model calls; 0 for no bound.
     wall_time_budget: Annotated[float, Argument("swe_wall_time_budget"), Meta(ge=0)] = 0.0
     lora_rank: Annotated[int, Argument("lora_rank"), Meta(ge=0)] = 0  # the engines sample with an adapter
     chat_template: Annotated[str, Argument("swe_chat_template")] = ""  # a file, or a shipped one's name
-    # What every reply follows, if anything; see `grammar`.
+    # The grammar that every reply follows, if any; see `grammar`.
     grammar: Annotated[str, Argument("swe_grammar")] = ""
     grammar_kind: Annotated[Kind, Argument("swe_grammar_kind")] = "regex"
     grammar_tolerance: Annotated[float, Argument("swe_grammar_tolerance"), Meta(ge=0, lt=1)] = 0.05
-    # Of an evaluation at an OpenAI-compatible endpoint: its address, the model's name there, and the environment's
+    # For an evaluation at an OpenAI-compatible endpoint: its address, the model's name there, and the environment's
     # variable that holds the key.
     endpoint: Annotated[str, Argument("swe_endpoint")] = ""
     endpoint_model: Annotated[str, Argument("swe_endpoint_model")] = ""
@@ -68,7 +68,7 @@ class RolloutSettings:
 
     @classmethod
     def from_args(cls, args: Any) -> RolloutSettings:
-        """The settings in `args`. Raises `UserError` that names everything that is wrong."""
+        """Read the settings in `args`. Raises `UserError` that names everything that is wrong."""
         for name, whole in _WHOLE_DISTRIBUTION.items():
             given = getattr(args, name, None)
             if given not in (None, whole):
@@ -79,11 +79,11 @@ class RolloutSettings:
         return read_arguments(cls, args)
 
     def of(self, *, evaluation: bool) -> RolloutSettings:
-        """Those of an evaluation's episodes, or of training's; the same where these take turns."""
+        """Return the settings of an evaluation's episodes, or of training's; the same where these take turns."""
         return replace(self, evaluation=evaluation and SCHEDULES[self.schedule] != SCHEDULES[SYNC])
 
     def grammar_of(self, *, evaluation: bool) -> Grammar | None:
-        """That of an evaluation's episodes, which are not trained, or of training's."""
+        """Return the grammar of an evaluation's episodes, which are not trained, or of training's; None without one."""
         if not self.grammar:
             return None
         return Grammar(self.grammar_kind, self.grammar, None if evaluation else self.grammar_tolerance)

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _TrainOutput:
-    """What a rollout function returns: groups of samples, and metrics."""
+    """The result of a rollout function: groups of samples, and metrics."""
 
     samples: list[list[Sample]]
     metrics: dict[str, Any] | None = None
@@ -47,7 +47,7 @@ class _TrainOutput:
 
 @dataclass
 class _EvalOutput:
-    """What it returns of an evaluation: SLiME's figures and samples by set."""
+    """The result of a rollout function for an evaluation: SLiME's figures and samples by set."""
 
     data: dict[str, dict[str, Any]]
     metrics: dict[str, Any] | None = None
@@ -117,7 +117,7 @@ async def generate(
 
 
 def _aborted_by_slime() -> bool:
-    """Whether the train loop's own rollout function, where that calls `generate`, has its batch and wants no more."""
+    """Say whether the train loop's own rollout function, if it calls `generate`, has its batch and wants no more."""
     loaded = [sys.modules.get(f"{package}.rollout.sglang_rollout") for package in PACKAGES]
     states = [theirs.GenerateState._instances.get(theirs.GenerateState) for theirs in loaded if theirs]
     return any(state is not None and state.aborted for state in states)
@@ -126,7 +126,7 @@ def _aborted_by_slime() -> bool:
 def generate_rollout(
     args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """The groups of one training step, as many as `--rollout-batch-size` says, or an evaluation of all sets
+    """Return the groups of one training step, as many as `--rollout-batch-size` says, or an evaluation of all sets
     (`--rollout-function-path`, `--eval-function-path`).
 
     Groups that the filter drops are replaced. An evaluation's sets are `args.swe_eval_tasks`, not SLiME's datasets.
@@ -158,7 +158,7 @@ async def _collect(args: Any, rollout_id: int, data_source: Any) -> RolloutFnTra
 
 
 def _save_ahead(data_source: Any, rollout_id: int) -> None:
-    """A disk that is full ends the run where it saves, not here."""
+    """Save the state of our data source. A disk that is full ends the run where it saves, not here."""
     if isinstance(data_source, TaskDataSource):
         try:
             data_source.save_ahead(rollout_id)
@@ -167,8 +167,8 @@ def _save_ahead(data_source: Any, rollout_id: int) -> None:
 
 
 def as_groups(played: Sequence[Group]) -> list[list[Sample]]:
-    """Each group's samples, those of an episode of several beside the others: SLiME and miles flatten what is nested
-    alike throughout, and break where one episode is a list and another is not."""
+    """Return each group's samples, those of an episode of several beside the others: SLiME and miles flatten what is
+    nested alike throughout, and break where one episode is a list and another is not."""
     return [flatten(group) for group in played]
 
 
@@ -184,12 +184,12 @@ async def _evaluate(args: Any, rollout_id: int) -> RolloutFnEvalOutput:
 
 
 async def _record_of(args: Any) -> RunRecord:
-    """The running loop's record of this run."""
+    """Return the running loop's record of this run."""
     return await opened_once(("record", args.swe_run_dir), lambda: nullcontext(RunRecord(args)))
 
 
 async def driver_for(args: Any) -> Driver:
-    """The running loop's driver of this run."""
+    """Return the running loop's driver of this run."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Driver]:
@@ -220,9 +220,10 @@ def log_rollout(
 def log_evaluation(
     rollout_id: int, args: Any, data: Mapping[str, Any], extra_metrics: dict[str, Any] | None = None
 ) -> bool:
-    """The same for evaluations (`--custom-eval-rollout-log-function-path`), into `evaluations.jsonl`.
+    """Append an evaluation to `evaluations.jsonl` and add our metrics (`--custom-eval-rollout-log-function-path`).
 
-    The one before the first rollout is recorded as that of rollout -1. SLiME calls it 0 too.
+    The metrics go into `extra_metrics`. Returns False, which makes SLiME log them afterwards. The evaluation before the
+    first rollout is recorded as that of rollout -1. SLiME calls it 0 too.
     """
     path, key = Path(args.swe_run_dir) / EVALUATIONS, getattr(args, "reward_key", None)
     rollout_id = evaluated_after(path.parent, rollout_id)

@@ -16,7 +16,7 @@ MAX_LOG = 8_000  # characters of a test log
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What the policy is shown. `ok` is False where the call did nothing; `submitted` ends the episode."""
+    """The text that the policy is shown. `ok` is False where the call did nothing; `submitted` ends the episode."""
 
     text: str
     ok: bool = True
@@ -33,7 +33,7 @@ class ToolSpec:
     optional: frozenset[str] = frozenset()
 
     def schema(self) -> dict[str, Any]:
-        """The OpenAI function-calling JSON schema, as chat templates take it."""
+        """Return the OpenAI function-calling JSON schema, as chat templates take it."""
         properties = {name: {"type": "string", "description": text} for name, text in self.parameters.items()}
         required = [name for name in self.parameters if name not in self.optional]
         return {
@@ -46,7 +46,7 @@ class ToolSpec:
         }
 
     def check(self, arguments: dict[str, Any]) -> str | None:
-        """What is wrong with the arguments, said to the policy; None when nothing is."""
+        """Return what is wrong with the arguments, said to the policy; None when nothing is."""
         for name in self.parameters:
             if name not in arguments:
                 if name in self.optional:
@@ -80,7 +80,7 @@ class Bash:
 
 
 def describe(result: ExecResult) -> str:
-    """The command's output, then how it ended where that was not plain success."""
+    """Return the command's output, then how it ended where that was not plain success."""
     lines = [result.output.rstrip("\n")] if result.output.strip() else []
     if result.timed_out:
         lines.append(f"[killed after {result.seconds:.0f} s]")
@@ -105,7 +105,7 @@ class View:
 
 
 def render_file(content: bytes) -> str:
-    """The file as the policy sees it: its text without the last newline, cut where it is too long to read at once."""
+    """Cut a file for the policy: its text without the last newline, up to `MAX_FILE` characters."""
     text = content.decode("utf-8", errors="replace").rstrip("\n")
     if len(text) > MAX_FILE:
         text = f"{text[:MAX_FILE]}\n[cut: {len(text) - MAX_FILE} more characters]"
@@ -139,7 +139,7 @@ class StrReplace:
 
 
 def replace(content: str, path: str, old: str, new: str) -> tuple[str | None, str]:
-    """The edited text and what the policy is shown; the text is None where nothing was replaced."""
+    """Return the edited text and what the policy is shown; the text is None where nothing was replaced."""
     count = content.count(old) if old else 0
     if count == 1:
         if old == new:
@@ -162,7 +162,7 @@ class RunTests:
 
 
 def render_log(output: str) -> str:
-    """The runner's output without its PASSED lines; of a long one, the end, where the summary is."""
+    """Return the runner's output without its PASSED lines; of a long one, the end, where the summary is."""
     text = "\n".join(line for line in output.splitlines() if not line.startswith("PASSED "))
     return text if len(text) <= MAX_LOG else f"[cut]\n{text[-MAX_LOG:]}"
 
@@ -179,7 +179,7 @@ TOOLS: tuple[Tool, ...] = (Bash(), View(), StrReplace(), RunTests(), Submit())
 
 # A further try after the test output of the last, as Aider's benchmark gives a second one.
 async def failing_tests(sandbox: Sandbox, task: Task) -> str | None:
-    """What the task's tests print; None where all pass, or where nothing is known to run them.
+    """Run the task's tests and return what they print; None where all pass, or where no command is known.
 
     Hidden tests lie in the agent's sandbox while they run. What is printed decides whether there is another try, never
     the reward. Raises `SandboxError`.

@@ -56,8 +56,8 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def call_of(call: ToolCall | MalformedCall, id: str) -> Call:
-    """A call that the policy wrote. One without a name is named `UNNAMED`: no client has such a tool, and some drop a
-    call that has no name.
+    """Make the `Call` of what the policy wrote. One without a name is named `UNNAMED`: no client has such a tool, and
+    some drop a call that has no name.
     """
     name = call.name.encode("utf-8", "replace").decode() or UNNAMED  # JSON can spell half a surrogate pair
     written = call.arguments
@@ -65,17 +65,17 @@ def call_of(call: ToolCall | MalformedCall, id: str) -> Call:
 
 
 def moved(turns: Iterable[Turn], by: int) -> list[Turn]:
-    """The turns, with so many tokens before them."""
+    """Return the turns, with so many tokens before them."""
     return [replace(turn, start=turn.start + by, end=turn.end + by) for turn in turns]
 
 
 def up_to(turns: Iterable[Turn], length: int) -> list[Turn]:
-    """The turns of a sample that is cut to so many tokens."""
+    """Return the turns of a sample that is cut to so many tokens."""
     return [replace(turn, start=min(turn.start, length), end=min(turn.end, length)) for turn in turns]
 
 
 def read_blank(turns: Iterable[Turn], tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Turn]:
-    """The turns, those that nobody has read with the text of their tokens."""
+    """Return the turns, where those that nobody has read get the text of their tokens."""
     return [
         replace(turn, text=decode(tokens[turn.start : turn.end])) if turn.is_blank and turn.end > turn.start else turn
         for turn in turns
@@ -83,7 +83,7 @@ def read_blank(turns: Iterable[Turn], tokens: Sequence[int], decode: Callable[[S
 
 
 def of_episode(segments: Iterable[Sequence[Turn]]) -> list[Turn]:
-    """The turns of an episode of several samples in the order in which they ended, those that samples share once.
+    """Return the turns of an episode's samples in the order in which they ended, those that samples share once.
 
     Their token spans are those of the first sample that has them.
     """

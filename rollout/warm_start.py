@@ -24,7 +24,7 @@ _RECORDED = "recorded"  # of a sample's metadata: the file, and the places of th
 
 
 def is_supervised(args: Any) -> bool:
-    """Whether a run's loss is that of recorded tokens, not of the policy's own."""
+    """Say whether a run's loss is that of recorded tokens, not of the policy's own."""
     return bool(getattr(args, "loss_type", "policy_loss") == "sft_loss")
 
 
@@ -44,7 +44,7 @@ class RecordedSample(msgspec.Struct, frozen=True):
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
-    """What the file's index has of a line: how many tokens there are, and how many of them are trained."""
+    """The file's index entry of a line: how many tokens there are, and how many of them are trained."""
 
     episode: str
     task: str
@@ -55,7 +55,7 @@ class About(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class RecordedEpisode:
-    """One of the file. id: its name. metadata: what a task has; nothing, so that no episode belongs to another."""
+    """One episode of the file. id: its name. metadata: as of a task; empty, so that no episode belongs to another."""
 
     metadata: ClassVar[Mapping[str, Any]] = {}
     id: str
@@ -66,7 +66,7 @@ class RecordedEpisode:
 
 
 def read_recorded(path: Path) -> list[RecordedEpisode]:
-    """The episodes of a file, in order. Raises `UserError` for a file without any, and for one of another kind."""
+    """Read the episodes of a file, in order. Raises `UserError` for a file without any, and for one of another kind."""
     if not path.is_file():
         raise UserError(f"there is no file {path}: `slime-swe sft RUN ... --out {path}` writes one of solved episodes")
     lines: dict[str, list[tuple[Place, About]]] = {}
@@ -81,7 +81,7 @@ def read_recorded(path: Path) -> list[RecordedEpisode]:
 
 
 def read_sample(line: bytes, where: str) -> RecordedSample:
-    """Raises `UserError` for a line that is none."""
+    """Read a line of the file. Raises `UserError` for a line that is no sample."""
     try:
         sample = msgspec.json.decode(line, type=RecordedSample)
     except msgspec.DecodeError as error:
@@ -114,7 +114,7 @@ class RecordedEpisodes(TaskDataSource):
 
 
 async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample | list[Sample]:
-    """The recorded samples of its episode (`--custom-generate-function-path`), those after the first as siblings.
+    """Return the recorded samples of an episode (`--custom-generate-function-path`), those after the first as siblings.
 
     They have no log-probabilities, as the policy that is trained is another one. Their reward is the recorded one.
     """

@@ -1,4 +1,4 @@
-"""Which groups of episodes are begun, trained, dropped, retried or given back: decisions alone, without I/O or a clock.
+"""Decide which groups of episodes are begun, trained, dropped, retried or given back, without I/O or a clock.
 
 A *group* is the episodes of one task that share a baseline. What drives a scheduler (`Scheduler`) tells it what has
 begun and ended, and asks it how many to begin and which to train.

@@ -19,7 +19,7 @@ WINDOW = 0.25  # of the limit: so many episodes end from one look to the next
 
 @dataclass(frozen=True)
 class Bounds:
-    """Episodes at once, of all engines together: at the start, and the least and the most that it may become."""
+    """The limit on episodes at once, of all engines together: at the start, its least and its most."""
 
     least: int
     start: int
@@ -31,8 +31,8 @@ class Bounds:
 
 
 def bounds(an_engine: int, cached: float, engines: int) -> Bounds:
-    """an_engine: episodes of one engine, at most. cached: those of mean length that its cache holds; 0 where that is
-    not known: then they are as many as they may be, and stay that."""
+    """Return the bounds for a run. an_engine: episodes of one engine, at most. cached: those of mean length that its
+    cache holds; 0 where that is not known: then all three are the most."""
     most = an_engine * engines
     if not cached:
         return Bounds(most, most, most)
@@ -42,13 +42,14 @@ def bounds(an_engine: int, cached: float, engines: int) -> Bounds:
 
 @dataclass
 class Admission:
-    """Begins with as many as the caches hold by the plan. Of the episodes that end, those of a `WINDOW` say how many
-    tokens the engines had of their earlier prompts, and lost: where it is more than `TOO_MANY` of them, the limit
-    shrinks, and where hardly any, and all were in use, it grows (`Limit`). One that was played beside more than the
-    limit now allows says nothing of it, so that the limit shrinks again only once it has had an effect.
+    """Adapts how many episodes play at once. It begins with as many as the caches hold by the plan. Of the episodes
+    that end, those of a `WINDOW` say how many tokens the engines had of their earlier prompts, and lost: where it is
+    more than `TOO_MANY` of them, the limit shrinks, and where hardly any, and all were in use, it grows (`Limit`). One
+    that was played beside more than the limit now allows says nothing of it, so that the limit shrinks again only once
+    it has had an effect.
 
-    A function of what the episodes report, in the order in which they end. Weights that change empty the caches: what
-    is lost by that does not count.
+    The limit is a function of what the episodes report, in the order in which they end. Weights that change empty the
+    caches: what is lost by that does not count.
 
     Not covered: prefixes that are lost for another reason, such as a router that sends an episode's turns to different
     engines. By them the limit shrinks too, to its least.
@@ -69,9 +70,9 @@ class Admission:
         return self._limit.limit
 
     def end(self, *, in_use: int, known: int, lost: int) -> float:
-        """An episode has ended. in_use: episodes that were played at once while it was, at most, itself included.
-        known: tokens that engines had of its earlier prompts, over all turns; lost: those of them that were computed
-        again. Returns the share that was lost, where the limit was looked at; else 0.
+        """Count an episode that has ended. in_use: episodes that were played at once while it was, at most, itself
+        included. known: tokens that engines had of its earlier prompts, over all turns; lost: those of them that were
+        computed again. Returns the share that was lost, where the limit was looked at; else 0.
         """
         if not self.bounds.adapts or in_use > self.limit:
             return 0.0

@@ -19,8 +19,8 @@ CALM = 60.0  # seconds after which a try that is not broken says that infrastruc
 
 
 def pause(failures: int) -> float:
-    """Seconds from the last of so many failures in a row to the next try: 1, doubling up to 60, and up to half of it
-    less by chance, so that what failed together does not come back together."""
+    """Return the seconds from the last of so many failures in a row to the next try: 1, doubling up to 60, and up to
+    half of it less by chance, so that what failed together does not come back together."""
     return min(LONGEST, SHORTEST * 2.0 ** min(failures - 1, 10)) * random.uniform(0.5, 1.0)
 
 
@@ -52,24 +52,24 @@ class Outage:
     _next_probe: float = 0.0
 
     def begin(self, now: float) -> None:
-        """A try has begun."""
+        """Note that a try has begun."""
         self._running[now] += 1
 
     def end(self, begun: float) -> None:
-        """A try that began then has ended, or was cancelled."""
+        """Note that a try that began then has ended, or was cancelled."""
         self._running[begun] -= 1
         if not self._running[begun]:
             del self._running[begun]
 
     def sound(self, begun: float) -> None:
-        """Infrastructure did not break a try that began then."""
+        """Note that infrastructure did not break a try that began then."""
         self.sound_since = max(self.sound_since, begun)
         if self._since is not None and begun > self._since:
             self._since, self._broken, self._longest, self._probes = None, 0, 0.0, 0
             self._groups.clear()
 
     def broken(self, group: Hashable | None, begun: float, now: float, why: str) -> None:
-        """Infrastructure broke a try of this group; None for one that has sound episodes enough. Raises
+        """Note that infrastructure broke a try of this group; None for one that has sound episodes enough. Raises
         `InfrastructureError` where an outage lasts too long."""
         if self._since is None:
             self._since = now
@@ -90,11 +90,11 @@ class Outage:
             )
 
     def is_on(self, now: float) -> bool:
-        """Whether there is an outage."""
+        """Say whether there is an outage."""
         return self._broken >= self.most_in_a_row and len(self._groups) > 1 and self._calm_at() > now
 
     def wait(self, now: float) -> float:
-        """For how many seconds a try has to wait before it asks again; 0 where it may begin now."""
+        """Return how many seconds a try has to wait before it asks again; 0 where it may begin now."""
         if not self.is_on(now):
             return 0.0
         if now >= self._next_probe:
@@ -104,7 +104,7 @@ class Outage:
         return min(self._next_probe, self._calm_at()) - now + random.uniform(0.0, SHORTEST)
 
     def _calm_at(self) -> float:
-        """When the try that has lasted longest, of those that began since, will have lasted long enough."""
+        """Return when the longest try still running, of those that began since, will have lasted long enough."""
         since = self._since
         first = min((begun for begun in self._running if since is not None and begun > since), default=math.inf)
         return first + max(CALM, 2 * self._longest)
@@ -112,14 +112,14 @@ class Outage:
 
 @dataclass
 class Outages:
-    """Those of what plays episodes, and of what grades them: either may be out alone."""
+    """The outages of what plays episodes, and of what grades them: either may be out alone."""
 
     playing: Outage
     grading: Outage
 
     @classmethod
     def within(cls, limit: float) -> Outages:
-        """limit: seconds, of each."""
+        """Make both outages with a limit in seconds."""
         return cls(Outage(limit), Outage(limit))
 
     def of(self, *, graded: bool) -> Outage:
@@ -127,5 +127,5 @@ class Outages:
 
     @property
     def sound_since(self) -> float:
-        """Episodes have been played and graded that began then, or later."""
+        """The latest time at or after which both a sound playing and a sound grading began."""
         return min(self.playing.sound_since, self.grading.sound_since)

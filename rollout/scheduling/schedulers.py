@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Outcome(enum.Enum):
-    """What a group has come to, once all of its episodes have ended."""
+    """The outcome of a group, once all of its episodes have ended."""
 
     INFORMATIVE = "informative"  # its episodes differ, so that there is something to learn
     UNIFORM = "uniform"  # they do not
@@ -35,22 +35,22 @@ class Scheduler(Protocol):
     """
 
     def wanted(self, version: int) -> int:
-        """How many more groups to begin now, for batches that are trained on this version and later ones."""
+        """Return how many more groups to begin now, for batches that are trained on this version and later ones."""
         ...
 
     def begin(self, group: int, version: int) -> None:
-        """A group has begun, or begun anew: because it ended broken, or because it was given back.
+        """Note that a group has begun, or begun anew: because it ended broken, or because it was given back.
 
         The version is that of `wanted`.
         """
         ...
 
     def end(self, group: int, outcome: Outcome) -> None:
-        """A group has come to its end. One that is not informative is dropped."""
+        """Note that a group has come to its end. One that is not informative is dropped."""
         ...
 
     def take(self, version: int) -> Batch | None:
-        """The batch that is trained on weights of this version, once it is complete."""
+        """Return the batch that is trained on weights of this version, once it is complete."""
         ...
 
 
@@ -86,7 +86,7 @@ class DynamicSampling:
 
     @property
     def rate(self) -> float:
-        """Of informative groups among those that are judged. As if one more had been: not 0, and 1 at the start."""
+        """The share of informative groups among the judged ones, as if one more had been: not 0, and 1 at the start."""
         return (sum(self._judged) + 1) / (len(self._judged) + 1)
 
     def wanted(self, version: int) -> int:
@@ -102,7 +102,7 @@ class DynamicSampling:
         self._running.add(group)
 
     def end(self, group: int, outcome: Outcome) -> None:
-        """Raises `NothingInformative` if it was one too many."""
+        """Note that a group has come to its end. Raises `NothingInformative` if it was one too many."""
         self._running.remove(group)
         self._ended[group] = outcome
         if outcome is not Outcome.BROKEN:
@@ -170,7 +170,7 @@ class PacedAdmission:
             del self._begun[group]
 
     def _sampling(self, version: int) -> int:
-        """The version of the weights that sample while a batch is trained on this one."""
+        """Return the version of the weights that sample while a batch is trained on this one."""
         return max(0, version - self.lag)
 
     def take(self, version: int) -> Batch | None:
@@ -185,15 +185,15 @@ class PacedAdmission:
         return Batch(chosen, [self._begun.pop(group) for group in chosen])
 
     def _in_time(self, begun: list[int], version: int) -> bool:
-        """Whether groups of these versions can be trained in the steps after this version, each by its last one."""
+        """Say whether groups of these versions can be trained in the steps after this one, each by its last step."""
         last_steps = sorted(first + self.max_staleness - version for first in begun)
         return all(number < step * self.batch_size for number, step in enumerate(last_steps))
 
 
-# `Schedule`: what a run does with its episodes while it trains, and when a batch is full.
+# `Schedule` says what a run does with its episodes while it trains, and when a batch is full.
 @dataclass(frozen=True)
 class Schedule:
-    """overlaps: samples while it trains, so that other GPUs must serve than those that train.
+    """A run's schedule. overlaps: it samples while it trains, so that other GPUs must serve than those that train.
 
     carries: groups that are not finished when a batch is full go on under the next weights; without it they are given
     back, and sampled anew.
@@ -204,12 +204,12 @@ class Schedule:
 
     @property
     def pauses(self) -> bool:
-        """Whether episodes that are carried wait while weights are trained."""
+        """True where episodes that are carried wait while weights are trained."""
         return self.carries and not self.overlaps
 
     @property
     def never_stops(self) -> bool:
-        """Whether episodes run, and begin, whatever else the run does."""
+        """True where episodes run, and begin, whatever else the run does."""
         return self.carries and self.overlaps
 
 

@@ -71,5 +71,5 @@ class Aider(CliAgent):
 
     @classmethod
     def side_call(cls, request: Request) -> bool:
-        """A commit message; it writes none here, but by a person's settings in the repository it might."""
+        """Say whether a call wants a commit message; only a person's settings in the repository could ask for one."""
         return any("Git commit messages" in message.text[:500] for message in request.messages[:1])

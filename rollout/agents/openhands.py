@@ -73,7 +73,7 @@ class OpenHands(CliAgent):
 # The Python of its layer.
 # Every image with glibc has these, and they must fit each other.
 _GLIBC = re.compile(r"(ld-linux[^/]*|lib(c|m|dl|rt|util|pthread|resolv|nsl))\.so")
-# Of the standard library: what other packages bring, and what no agent imports.
+# These parts of the standard library are not copied: what other packages bring, and what no agent imports.
 _LEFT_OUT = (
     *("site-packages", "dist-packages", "config-*", "test", "idlelib", "turtledemo", "ensurepip", "lib2to3"),
     *("tkinter", "_tkinter*"),
@@ -85,9 +85,9 @@ _DESCRIBE = (
 
 
 def copy_python(version: str, folder: Path) -> Path:
-    """This machine's CPython (version: "3.12") as `folder/bin/python`, with its standard library and the shared
-    libraries that it needs, which lie in `folder/lib`. What was copied, for pip to install with. Raises `UserError`
-    where there is none.
+    """Copy this machine's CPython (version: "3.12") to `folder/bin/python`, with its standard library and the shared
+    libraries that it needs, which lie in `folder/lib`. Returns the program that was copied, for pip to install with.
+    Raises `UserError` where there is none.
     """
     program, prefix, library = find_python(version)
     copied = folder / library.relative_to(prefix)
@@ -107,7 +107,7 @@ def own_python_command(folder: str, arguments: str) -> str:
 
 
 def find_python(version: str) -> tuple[Path, Path, Path]:
-    """The first `python<version>` on the path that runs: its program, its prefix, its standard library."""
+    """Find the first `python<version>` on the path that runs: its program, its prefix, its standard library."""
     for place in os.get_exec_path():
         program = shutil.which(f"python{version}", path=place)
         if program is None:
@@ -123,7 +123,7 @@ def find_python(version: str) -> tuple[Path, Path, Path]:
 
 
 def _needed(files: Sequence[Path]) -> Iterator[Path]:
-    """The shared libraries that these files are linked with, but for glibc's."""
+    """Yield the shared libraries that these files are linked with, but for glibc's."""
     said = _run(["ldd", *map(str, files)]).stdout  # it fails if one of them is linked with none
     for path in sorted({*re.findall(r"=> (/\S+) \(0x", said)}):
         if not _GLIBC.match(Path(path).name):

@@ -12,7 +12,7 @@ from slime_swe.rollout.proxy.conversation import Request
 
 MAX_FILES = 20  # given to it at the start; of larger repositories it has a map
 
-# Its own command, with the cache of its map outside the repository.
+# aider's own command, with the cache of its map outside the repository.
 _RUN = """\
 import sys
 

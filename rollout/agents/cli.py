@@ -238,7 +238,7 @@ def shell_command(command: Command) -> str:
 
 
 def python_command(name: str, arguments: str) -> str:
-    """Run the agent's `run.py` by an interpreter of the sandbox that its packages are made for.
+    """Return the command for the agent's `run.py`, by an interpreter of the sandbox that its packages are made for.
 
     Its packages are on no path that commands of the policy's inherit.
     """

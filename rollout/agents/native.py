@@ -294,7 +294,7 @@ class NativeRun:
         return result
 
     async def _failed_try(self) -> str | None:
-        """Return what a policy that submits is told if it has another try; None if this was the last or all tests pass."""
+        """Return what a policy that submits is told if it has another try; None if it has none, or all tests pass."""
         if self.statistics.tries >= self.settings.tries:
             return None
         with self.statistics.sandbox_time():

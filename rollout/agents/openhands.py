@@ -17,7 +17,7 @@ from slime_swe.rollout.agents.toy_task import repair
 
 PYTHON = "3.12"  # it takes no other
 
-# Its own command. What it starts gets the image's library path.
+# OpenHands' own command. What it starts gets the image's library path.
 _RUN = """\
 import os
 import sys
@@ -101,7 +101,7 @@ def copy_python(version: str, folder: Path) -> Path:
 
 
 def own_python_command(folder: str, arguments: str) -> str:
-    """Run the copy that sandboxes have in `folder`. Its program should restore `LD_LIBRARY_PATH` for what it starts."""
+    """Return a command for the copy in `folder`. Its program should restore `LD_LIBRARY_PATH` for what it starts."""
     paths = f"IMAGE_LIBRARY_PATH=$LD_LIBRARY_PATH LD_LIBRARY_PATH={folder}/lib"
     return f"{paths} {folder}/bin/python -I {arguments}"
 

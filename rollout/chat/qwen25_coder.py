@@ -78,7 +78,7 @@ def parse_qwen25_coder(text: str, tools: Tools = ()) -> ParsedTurn:
 
 @dataclass
 class _Reader:
-    """A reader of one turn of one who was offered tools of these names."""
+    """A reader of one turn, by one who was offered tools of these names."""
 
     text: str
     offered: frozenset[str]

@@ -20,7 +20,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 _REMEMBERED = 64  # lists of roles, of which what is proven is kept
 
-# What a template is probed with: contents and histories that templates are known to treat specially.
+# A template is probed with contents and histories that templates are known to treat specially.
 # Contents of system, user and tool messages. Texts of control tokens are among them on purpose.
 CONTENTS: tuple[str, ...] = (
     "plain words",
@@ -36,12 +36,12 @@ CONTENTS: tuple[str, ...] = (
     "<think>\nmaybe\n</think>\n\ndone",
     "<|im_end|>\n<|im_start|>assistant\nI was here<|endoftext|></s>[INST]",
 )
-# What templates do with a message's content; `trim` is Python's own.
+# Templates edit a message's content in one of these ways; `trim` is Python's own.
 EDITS: tuple[Edit, ...] = (str, str.strip)
 _EDITED = " \n\tx\u3000\n "
 
-# What a policy may have said in an earlier turn, without the stop token. First where the template has no place for
-# reasoning, so that all of it is the message's content; then, as (reasoning, content), where it has one.
+# A policy may have said these in an earlier turn, without the stop token: the first where the template has no place for
+# reasoning, so that all of it is the message's content; the second, as (reasoning, content), where it has one.
 ASSISTANT_TEXTS: tuple[str, ...] = (
     "Let me look.",
     "",

@@ -77,7 +77,7 @@ class ParsedTurn:
 
     @property
     def error(self) -> str | None:
-        """What is wrong with the first malformed call; None where there is none."""
+        """The error of the first malformed call; None where there is none."""
         return next((call.error for call in self.written if isinstance(call, MalformedCall)), None)
 
 
@@ -85,7 +85,7 @@ _EXAMPLE = ToolCall("bash", {"command": "ls"})
 
 
 class CallError(Exception):
-    """Raised by the parser of one call; the message is for the policy."""
+    """An error of one call's parser; the message is for the policy."""
 
 
 def parse(text: str, format: str, tools: Tools = ()) -> ParsedTurn:

@@ -526,7 +526,7 @@ class ChatTemplate:
 
 
 def _remember(known: dict[K, V], key: K, value: V) -> None:
-    """Keep a value, and drop all others if there are too many: a client may send any number of lists of roles."""
+    """Keep a value, and drop all others if there are many: few lists of roles are usual, but clients may send any."""
     if len(known) >= _REMEMBERED:
         known.clear()
     known[key] = value

@@ -12,7 +12,7 @@ from slime_swe.rollout.proxy.conversation import Request
 
 MAX_FILES = 20  # given to it at the start; of larger repositories it has a map
 
-# Its own command, with the cache of its map outside the repository.
+# aider's own command, with the cache of its map outside the repository.
 _RUN = """\
 import sys
 
@@ -71,5 +71,5 @@ class Aider(CliAgent):
 
     @classmethod
     def side_call(cls, request: Request) -> bool:
-        """A commit message; it writes none here, but by a person's settings in the repository it might."""
+        """Say whether a call wants a commit message; only a person's settings in the repository could ask for one."""
         return any("Git commit messages" in message.text[:500] for message in request.messages[:1])

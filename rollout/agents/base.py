@@ -50,12 +50,13 @@ class Agent:
 
     @classmethod
     def open(cls, settings: RolloutSettings) -> AbstractAsyncContextManager[Self]:
-        """An agent for a run. Raises `UserError` if it can't be opened."""
+        """Open an agent for a run. Raises `UserError` if it can't be opened."""
         raise NotImplementedError
 
     @classmethod
     def open_at_endpoint(cls, settings: RolloutSettings) -> AbstractAsyncContextManager[Agent]:
-        """An agent whose model is at `settings.endpoint`, an API that speaks messages and no tokens, to be evaluated.
+        """Open an agent whose model is at `settings.endpoint`, an API that speaks messages and no tokens, to be
+        evaluated.
 
         Raises `UserError` where this agent can't be played so.
         """
@@ -71,7 +72,7 @@ class Agent:
         raise NotImplementedError
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, for people."""
+        """Return the text of tokens, for people."""
         raise NotImplementedError
 
     async def run(
@@ -86,6 +87,6 @@ class Agent:
 
 
 def agent_class(name: str) -> type[Agent]:
-    """The agent of a name in `AGENTS`, or at a dotted path. Raises `UserError`."""
+    """Find the agent of a name in `AGENTS`, or at a dotted path. Raises `UserError`."""
     found: type[Agent] = load_registered(name, AGENTS, "rollout.agent")
     return found

@@ -39,7 +39,7 @@ _PATH = re.compile(r"(?<![\w./-])[\w./-]+\.\w+")  # from its first letter on: el
 
 @dataclass(eq=False)
 class BlocksAgent(SamplingAgent):
-    """Shows the task and its files, samples once, and applies the reply.
+    """An agent that shows the task and its files, samples once, and applies the reply.
 
     The files are the workspace's, but for those that the oracle protects; of an image, those that the statement names.
     They are cut where they leave no room for a reply. A reply of which any part is malformed or does not fit changes
@@ -139,7 +139,7 @@ async def write_reply(reply: str, sandbox: Sandbox) -> int:
 
 
 async def _read(sandbox: Sandbox, path: str) -> bytes | None:
-    """None where there is no such file."""
+    """Read a file of the sandbox; None where there is no such file."""
     try:
         return await sandbox.read_file(path)
     except (OSError, ValueError):

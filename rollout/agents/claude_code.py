@@ -22,7 +22,7 @@ class ClaudeCode(CliAgent):
 
     @classmethod
     def install(cls, folder: Path) -> None:
-        """Its program alone: the package that is named `claude-code` only finds it."""
+        """Install the program alone: the package that is named `claude-code` only finds it."""
         package = f"@anthropic-ai/claude-code-linux-{machine()}"
         npm_install(f"{package}@{cls.version}", folder)
         (folder / "node_modules" / package / "claude").rename(folder / "claude")
@@ -62,6 +62,6 @@ class WithoutShell(ClaudeCode):
 
 
 class Bare(ClaudeCode):
-    """With its minimal first prompt."""
+    """Claude Code with its minimal first prompt."""
 
     flags = "--bare"

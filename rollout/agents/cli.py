@@ -43,8 +43,8 @@ from slime_swe.sandbox.cache import cache_folder, locked, made_once, remove_tree
 
 HOME = "/tmp/agent"  # where an agent keeps its own files: outside the repository, gone with the sandbox
 MISSING = 125  # exit code of ours: the sandbox lacks what the agent needs
-# Of the agent and all that it starts: the time budget and the agent's own limits end commands. Node.js and the programs
-# that bring their own runtime reserve far more address space than they use.
+# These hold for the agent and all that it starts: the time budget and the agent's own limits end commands. Node.js and
+# the programs that bring their own runtime reserve far more address space than they use.
 LIMITS = Limits(cpu_seconds=3600, memory_bytes=4 << 30, file_bytes=256 << 20, disk_bytes=1 << 30, processes=512)
 PORT = 4141  # of the proxy, on each sandbox's own loopback
 START_SECONDS = 120.0  # until an agent first calls its model, or it never will
@@ -57,7 +57,7 @@ _NOT_STARTED = (MISSING, 126, 127)  # the shell's own: not executable, not found
 
 @dataclass(frozen=True)
 class Launch:
-    """What one agent is started with. url: of its session, without a protocol's path."""
+    """The inputs of `CliAgent.start`. url: the session's address, without a protocol's path."""
 
     task: Task
     url: str
@@ -80,7 +80,7 @@ class Command:
 class CliAgent(Agent):
     """One program for all episodes of a run. A subclass states what it is; a variant is a subclass with other `flags`.
 
-    version: what `install` installs. flags: further ones of its command line.
+    version: what `install` installs. flags: further flags of its command line.
     """
 
     is_program = True
@@ -108,20 +108,20 @@ class CliAgent(Agent):
 
     @classmethod
     def outcome(cls, exit_code: int | None, output: str) -> StopReason:
-        """Why the agent ended, given that it has called the policy. If an agent fails after that, the policy may have
-        caused it by what it said or by what it ran.
+        """Return why the agent ended, given that it has called the policy. If an agent fails after that, the policy may
+        have caused it by what it said or by what it ran.
         """
         return StopReason.SUBMITTED if exit_code == 0 else StopReason.GAVE_UP
 
     @classmethod
     def side_call(cls, request: Request) -> bool:
-        """Whether a call is no work on the task (a title, a commit message), and not trained."""
+        """Say whether a call does no work on the task (a title, a commit message), and so is not trained."""
         return False
 
     @classmethod
     def stop_reason(cls, exit_code: int | None, output: str, calls: int) -> StopReason:
-        """`outcome`, after this many answered calls. Raises `AgentError` if the program failed before the policy could
-        influence it.
+        """Return `outcome`, after this many answered calls. Raises `AgentError` if the program failed before the policy
+        could influence it.
         """
         reason = cls.outcome(exit_code, output)
         if exit_code in _NOT_STARTED or not (calls or reason is StopReason.CONTEXT_FULL):
@@ -227,7 +227,7 @@ async def _cancelled(task: asyncio.Future[ExecResult]) -> None:
 
 
 def shell_command(command: Command) -> str:
-    """The whole as one shell command: its files, its environment, and itself."""
+    """Join a command's files, its environment and its own text into one shell command."""
     lines = [f"mkdir -p {HOME}", "umask 077"]
     for path, text in command.files.items():
         place = shlex.quote(f"{HOME}/{path}")
@@ -238,7 +238,7 @@ def shell_command(command: Command) -> str:
 
 
 def python_command(name: str, arguments: str) -> str:
-    """Run the agent's `run.py` by an interpreter of the sandbox that its packages are made for.
+    """Return the command for the agent's `run.py`, by an interpreter of the sandbox that its packages are made for.
 
     Its packages are on no path that commands of the policy's inherit.
     """
@@ -268,12 +268,12 @@ _MACHINES = {"x86_64": "x64", "aarch64": "arm64"}  # as npm calls them
 
 
 def folder_of(name: str) -> str:
-    """Where an agent is in its sandboxes."""
+    """Return the folder that an agent has in its sandboxes."""
     return f"/opt/agents/{name}"
 
 
 def layer_of(name: str, version: str, install: Callable[[Path], None], cache: Path | None = None) -> Path:
-    """An agent's layer, installed if it isn't there yet. Blocks. Raises `UserError` where that fails.
+    """Return an agent's layer, and install it if it isn't there yet. Blocks. Raises `UserError` where that fails.
 
     `install` puts the agent into a folder that sandboxes will see as `folder_of(name)`. Installing one removes the
     layers of any agent that no run has opened for `UNUSED_DAYS`.
@@ -294,12 +294,13 @@ def layer_of(name: str, version: str, install: Callable[[Path], None], cache: Pa
 
 
 def python_version() -> str:
-    """The version of the interpreter that installs. Agents in Python need the same version in the sandbox."""
+    """Return the version of the interpreter that installs. Agents in Python need the same version in the sandbox."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def pip_install(name: str, folder: Path, python: Path | None = None) -> None:
-    """The agent's locked packages into `folder/lib`, compiled; wheels only, so that nothing of theirs runs here.
+    """Install the agent's locked packages into `folder/lib`, compiled; only wheels, so that none of them runs code
+    here.
 
     python: the interpreter that they are for, in place of the one that trains. It need not have pip.
     """
@@ -311,7 +312,7 @@ def pip_install(name: str, folder: Path, python: Path | None = None) -> None:
 
 
 def npm_install(package: str, folder: Path) -> None:
-    """An npm package, named with its version, into `folder`; no script of a package runs."""
+    """Install an npm package, named with its version, into `folder`; no script of a package runs."""
     if shutil.which("npm") is None:
         raise UserError(f"installing {package} needs npm: apt-get install npm")
     flags = ["--ignore-scripts", "--omit=dev", "--no-save", "--no-package-lock", "--no-audit", "--no-fund"]
@@ -320,7 +321,7 @@ def npm_install(package: str, folder: Path) -> None:
 
 
 def node_install(folder: Path) -> None:
-    """Node.js as `folder/bin/node`."""
+    """Install Node.js as `folder/bin/node`."""
     name = f"node-linux-{machine()}"
     npm_install(f"{name}@{NODE}", folder)
     (folder / "bin").mkdir()
@@ -329,7 +330,7 @@ def node_install(folder: Path) -> None:
 
 
 def machine() -> str:
-    """Raises `UserError` on a processor that the agents' packages are not made for."""
+    """Return npm's name of this processor. Raises `UserError` for one that the agents' packages are not made for."""
     here = platform.machine()
     if here not in _MACHINES:
         raise UserError(f"agents are installed on {' or '.join(_MACHINES)}, and this machine is {here}")
@@ -345,7 +346,7 @@ def _sweep(layers: Path) -> None:
 
 
 def _made_by(name: str, install: Callable[[Path], None]) -> str:
-    """Changes with whatever an installation is made by."""
+    """Return a hash that changes with whatever an installation is made by."""
     files = [Path(__file__), *(Path(file) for file in [sys.modules[install.__module__].__file__] if file)]
     lock = _lock_of(name)
     texts = [file.read_text(encoding="utf-8") for file in files]
@@ -355,7 +356,7 @@ def _made_by(name: str, install: Callable[[Path], None]) -> str:
 
 
 def _lock_of(name: str) -> Traversable:
-    """What pip installs for an agent: each package with its version."""
+    """Return the file that pip installs an agent from: each package with its version."""
     return resources.files("slime_swe.rollout.agents") / "locks" / f"{name}.txt"
 
 

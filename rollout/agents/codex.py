@@ -46,7 +46,7 @@ class Codex(CliAgent):
 
     @classmethod
     def install(cls, folder: Path) -> None:
-        """Its programs alone: the package without a platform in its version only finds them."""
+        """Install the programs alone: the package without a platform in its version only finds them."""
         npm_install(f"@openai/codex@{cls.version}-linux-{machine()}", folder)
         (programs,) = (folder / "node_modules").glob("@openai/*/vendor/*")
         shutil.rmtree(programs / "codex-resources" / "voice", ignore_errors=True)

@@ -11,7 +11,7 @@ from slime_swe.rollout.agents.cli import HOME, CliAgent, Command, Launch, folder
 from slime_swe.rollout.agents.toy_task import repair, tool_call
 from slime_swe.rollout.episode import StopReason
 
-# Its own command, less what asks a person; at its end it prints why it ended, which its exit code does not say.
+# The agent's own command, less what asks a person; at the end it prints why it ended, which no exit code says.
 _RUN = """\
 import sys
 

@@ -38,8 +38,8 @@ S = TypeVar("S", bound=Sized)
 
 
 class Answer(NamedTuple):
-    """What a call is answered with, when it began and when it ended, in seconds since the episode began; `ok` is False
-    where the call did nothing."""
+    """The text that a call is answered with, when the call began and when it ended, in seconds since the episode began;
+    `ok` is False where the call did nothing."""
 
     text: str
     began: float
@@ -63,13 +63,13 @@ class SamplingAgent(Agent):
         return self.template.decode(tokens)
 
     def room_after(self, head: Node) -> int:
-        """Tokens that the episode may still grow by."""
+        """Return how many tokens the episode may still grow by."""
         return self.settings.max_context - head.end
 
     async def sample(
         self, head: Node, session: Session, sampling: Sampling, statistics: EpisodeStatistics
     ) -> tuple[Node, Generation]:
-        """The policy's turn behind `head`, in the session with an empty text."""
+        """Sample the policy's turn behind `head`, and record it in the session with an empty text."""
         params = sampling.for_turn(statistics.turns, self.room_after(head), self.template.stop_token_ids)
         experts_from = head.experts_end if self.settings.routing_replay else None
         tolerance = sampling.grammar.tolerance if sampling.grammar else None
@@ -86,7 +86,7 @@ class SamplingAgent(Agent):
 
 @dataclass(eq=False)
 class NativeAgent(SamplingAgent):
-    """Samples a turn, runs its calls in order, appends their results, until something ends the episode."""
+    """An agent that samples a turn, runs its calls in order and appends their results, until the episode ends."""
 
     calls_tools = True
     takes_grammar = True
@@ -152,8 +152,8 @@ class NativeAtEndpoint(Agent):
 
 @dataclass
 class NativeRun:
-    """One episode's state. Other threads read what the policy wrote and tokenise what it is shown: a turn of many calls
-    takes seconds, which the loop that runs all episodes must not wait for."""
+    """The state of one episode. Other threads read what the policy wrote and tokenise what it is shown: a turn of many
+    calls takes seconds, which the loop that runs all episodes must not wait for."""
 
     agent: NativeAgent
     task: Task
@@ -175,12 +175,12 @@ class NativeRun:
 
     @property
     def format(self) -> ToolFormat | None:
-        """How calls are written; None where an API has a field for them."""
+        """The form in which calls are written; None where an API has a field for them."""
         return tool_format(self.settings.tool_format)
 
     @property
     def room(self) -> int:
-        """Tokens that the episode may still grow by."""
+        """The number of tokens that the episode may still grow by."""
         return self.agent.room_after(self.head)
 
     async def play(self) -> StopReason:
@@ -213,7 +213,7 @@ class NativeRun:
             self._show(added.contents, answers, added.tokens)
 
     def _limit(self) -> StopReason | None:
-        """Why no further turn follows, as far as that is known before the calls' results are tokenised."""
+        """Return why no further turn follows, as far as that is known before the calls' results are tokenised."""
         if self.submitted:
             return StopReason.SUBMITTED
         if self.without_call == self.settings.no_call_turns:
@@ -248,7 +248,7 @@ class NativeRun:
         self.head.turns = (replace(placed, text=text, reasoning=said.reasoning, calls=calls),)
 
     def _reserve(self) -> int:
-        """Tokens kept for the next reply when results are cut: up to a quarter of the room."""
+        """Return how many tokens are kept for the next reply when results are cut: up to a quarter of the room."""
         wanted: int = self.sampling.params["max_new_tokens"]
         return max(MIN_REPLY, min(wanted, self.room // 4))
 
@@ -257,7 +257,7 @@ class NativeRun:
         return generation
 
     async def _answer(self, turn: ParsedTurn) -> list[Answer]:
-        """What the policy is shown of each call, in order; calls after a `submit` are not run."""
+        """Run the calls in order, and return what the policy is shown of each; calls after a `submit` are not run."""
         answers = []
         for call in turn.calls:
             began = self.session.seconds
@@ -294,7 +294,7 @@ class NativeRun:
         return result
 
     async def _failed_try(self) -> str | None:
-        """What a policy that submits is told if it has another try; None if this was the last, or all tests pass."""
+        """Return what a policy that submits is told if it has another try; None if it has none, or all tests pass."""
         if self.statistics.tries >= self.settings.tries:
             return None
         with self.statistics.sandbox_time():
@@ -317,7 +317,7 @@ class NativeRun:
         return said, parse(said.content, self.settings.tool_format, SCHEMAS)
 
     def _notice(self, generation: Generation, turn: ParsedTurn) -> str:
-        """What the policy is told behind its calls' results; empty where these say all."""
+        """Return what the policy is told behind its calls' results; empty where these say all."""
         if generation.finish_reason == "length":
             return cut_notice(generation.completion_tokens, any_run=bool(turn.calls))
         return "" if turn.written else no_call_notice(self.format)
@@ -370,7 +370,7 @@ class _Run(NativeRun):
         self.head.turns = (replace(placed, text=said.content, reasoning=said.reasoning, calls=calls),)
 
     async def _answer(self, turn: ParsedTurn) -> list[Answer]:
-        """An API takes no history in which a call has no answer."""
+        """Answer also the calls that were not run: an API takes no history in which a call has no answer."""
         answers = await super()._answer(turn)
         if self.submitted:
             return answers
@@ -386,14 +386,14 @@ def _written(call: MessageCall) -> ToolCall | MalformedCall:
 
 
 def opening(task: Task, system_prompt: str, format: ToolFormat | None = None) -> list[Message]:
-    """An episode's first messages; without a system prompt, or a format that adds to it, the task's alone."""
+    """Return an episode's first messages; without a system prompt, or a format that adds to it, the task's alone."""
     said = "\n\n".join(filter(None, [system_prompt, format.instructions if format else ""]))
     first: list[Message] = [{"role": "system", "content": said}] if said else []
     return [*first, {"role": "user", "content": task.statement}]
 
 
 def cut_notice(tokens: int, *, any_run: bool) -> str:
-    """What the policy is told after a turn that its limit cut at so many tokens."""
+    """Return what the policy is told after a turn that was cut at its limit of so many tokens."""
     what = "Only its complete tool calls were run." if any_run else "No tool call in it was complete, so none was run."
     return (
         f"Your reply was cut off at its limit of {tokens} tokens. {what} "
@@ -402,7 +402,7 @@ def cut_notice(tokens: int, *, any_run: bool) -> str:
 
 
 def no_call_notice(format: ToolFormat | None) -> str:
-    """What the policy is told after a turn without a call. None: an API has a field for calls."""
+    """Return what the policy is told after a turn without a call. format None: an API has a field for calls."""
     lines = ["No tool call was found in your reply, so nothing was run.", format.reminder if format else ""]
     if not (format and format.instructions):
         lines.append(f"The tools are {', '.join(_TOOLS)}; call submit when the work is done.")
@@ -410,8 +410,8 @@ def no_call_notice(format: ToolFormat | None) -> str:
 
 
 def fit(texts: Sequence[str], encode: Callable[[list[str]], S], room: int) -> S | None:
-    """`encode(texts)`, with the texts cut as little as needed for at most `room` tokens; None if they don't fit even
-    when cut.
+    """Return `encode(texts)`, with the texts cut as little as needed for at most `room` tokens; None if they don't fit
+    even when cut.
 
     All texts are cut at one length, the largest that fits, so that short ones stay whole.
     """
@@ -431,7 +431,7 @@ def fit(texts: Sequence[str], encode: Callable[[list[str]], S], room: int) -> S 
 
 
 def cut(text: str, length: int) -> str:
-    """The text's first and last parts, `length` characters in all, with a marker that says how many are missing."""
+    """Keep a text's first and last parts, `length` characters in all, with a marker that says how many are missing."""
     if len(text) <= length:
         return text
     head = length // 2
@@ -439,8 +439,8 @@ def cut(text: str, length: int) -> str:
 
 
 def load_template(checkpoint: str, chat_template: str = "", format: ToolFormat | None = None) -> ChatTemplate:
-    """A template with the native agent's tools, proven: the checkpoint's, or what `model.chat_template` names. It has
-    none where the format's instructions tell the tools.
+    """Load and prove a template with the native agent's tools: the checkpoint's, or what `model.chat_template` names.
+    It has no tools where the format's instructions tell the tools.
     """
     in_prompt = format is not None and bool(format.instructions)
     tokenizer = load_tokenizer(checkpoint, chat_template)

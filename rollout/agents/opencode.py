@@ -39,7 +39,7 @@ class Opencode(CliAgent):
 
     @classmethod
     def install(cls, folder: Path) -> None:
-        """Its program alone, which holds the provider for OpenAI's protocol: `opencode-ai` only finds it."""
+        """Install the program alone, which holds the provider for OpenAI's protocol: `opencode-ai` only finds it."""
         package = f"opencode-linux-{machine()}"
         npm_install(f"{package}@{cls.version}", folder)
         (folder / "node_modules" / package / "bin" / "opencode").rename(folder / "opencode")
@@ -78,5 +78,5 @@ class Opencode(CliAgent):
 
     @classmethod
     def side_call(cls, request: Request) -> bool:
-        """A title of the session; it asks for none here, but by a person's settings it might."""
+        """Say whether a call wants a session's title; it asks for none here, but by a person's settings it might."""
         return any("You are a title generator" in message.text[:500] for message in request.messages[:1])

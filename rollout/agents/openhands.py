@@ -17,7 +17,7 @@ from slime_swe.rollout.agents.toy_task import repair
 
 PYTHON = "3.12"  # it takes no other
 
-# Its own command. What it starts gets the image's library path.
+# OpenHands' own command. What it starts gets the image's library path.
 _RUN = """\
 import os
 import sys
@@ -73,7 +73,7 @@ class OpenHands(CliAgent):
 # The Python of its layer.
 # Every image with glibc has these, and they must fit each other.
 _GLIBC = re.compile(r"(ld-linux[^/]*|lib(c|m|dl|rt|util|pthread|resolv|nsl))\.so")
-# Of the standard library: what other packages bring, and what no agent imports.
+# These parts of the standard library are not copied: what other packages bring, and what no agent imports.
 _LEFT_OUT = (
     *("site-packages", "dist-packages", "config-*", "test", "idlelib", "turtledemo", "ensurepip", "lib2to3"),
     *("tkinter", "_tkinter*"),
@@ -85,9 +85,9 @@ _DESCRIBE = (
 
 
 def copy_python(version: str, folder: Path) -> Path:
-    """This machine's CPython (version: "3.12") as `folder/bin/python`, with its standard library and the shared
-    libraries that it needs, which lie in `folder/lib`. What was copied, for pip to install with. Raises `UserError`
-    where there is none.
+    """Copy this machine's CPython (version: "3.12") to `folder/bin/python`, with its standard library and the shared
+    libraries that it needs, which lie in `folder/lib`. Returns the program that was copied, for pip to install with.
+    Raises `UserError` where there is none.
     """
     program, prefix, library = find_python(version)
     copied = folder / library.relative_to(prefix)
@@ -101,13 +101,13 @@ def copy_python(version: str, folder: Path) -> Path:
 
 
 def own_python_command(folder: str, arguments: str) -> str:
-    """Run the copy that sandboxes have in `folder`. Its program should restore `LD_LIBRARY_PATH` for what it starts."""
+    """Return a command for the copy in `folder`. Its program should restore `LD_LIBRARY_PATH` for what it starts."""
     paths = f"IMAGE_LIBRARY_PATH=$LD_LIBRARY_PATH LD_LIBRARY_PATH={folder}/lib"
     return f"{paths} {folder}/bin/python -I {arguments}"
 
 
 def find_python(version: str) -> tuple[Path, Path, Path]:
-    """The first `python<version>` on the path that runs: its program, its prefix, its standard library."""
+    """Find the first `python<version>` on the path that runs: its program, its prefix, its standard library."""
     for place in os.get_exec_path():
         program = shutil.which(f"python{version}", path=place)
         if program is None:
@@ -123,7 +123,7 @@ def find_python(version: str) -> tuple[Path, Path, Path]:
 
 
 def _needed(files: Sequence[Path]) -> Iterator[Path]:
-    """The shared libraries that these files are linked with, but for glibc's."""
+    """Yield the shared libraries that these files are linked with, but for glibc's."""
     said = _run(["ldd", *map(str, files)]).stdout  # it fails if one of them is linked with none
     for path in sorted({*re.findall(r"=> (/\S+) \(0x", said)}):
         if not _GLIBC.match(Path(path).name):

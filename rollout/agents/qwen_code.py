@@ -67,6 +67,6 @@ class WithoutShell(QwenCode):
 
 
 class Bare(QwenCode):
-    """With its minimal first prompt."""
+    """Qwen Code with its minimal first prompt."""
 
     flags = "--bare"

@@ -49,21 +49,21 @@ def toy_task() -> Task:
 
 
 def repair(tool: str, argument: str = "command", **more: object) -> tuple[str, ...]:
-    """What a policy says to an agent that runs commands by this tool, turn by turn; the last turn ends its work."""
+    """Return a policy's turns at an agent that runs commands by this tool; the last turn ends its work."""
     commands = ("cat calc.py", EDIT_COMMAND, TEST_COMMAND)
     look, edit, test = (tool_call(tool, **{argument: command}, **more) for command in commands)
     return f"Let me look first.\n{look}", f"It subtracts.\n{edit}", test, "The sums are right now."
 
 
 def tool_call(name: str, **arguments: object) -> str:
-    """A call in Hermes' format."""
+    """Write a call in Hermes' format."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def with_malformed_call(script: Sequence[str]) -> tuple[str, ...]:
-    """The script with its second call (or its only one) said twice: before it is right, its arguments are cut short.
+    """Repeat a script's second call (or its only one): before it is right, its arguments are cut short.
 
-    Empty if the script has no calls.
+    The result is empty if the script has no calls.
     """
     calls = [at for at, turn in enumerate(script) if "</tool_call>" in turn][:2]
     if not calls:

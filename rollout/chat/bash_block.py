@@ -29,9 +29,9 @@ runs the tests. `submit` alone in a block ends the task."""
 
 
 def parse_bash_block(text: str, tools: Tools = ()) -> ParsedTurn:
-    """The turn's one call, or one malformed call if its blocks with a command are several, or one that may be cut off.
-    Blocks of other languages may stand before it, but not behind it: a command with three backticks ends at them, and
-    what should be its rest is then such a block.
+    """Return the turn's one call, or one malformed call if its blocks with a command are several, or one that may be
+    cut off. Blocks of other languages may stand before it, but not behind it: a command with three backticks ends at
+    them, and what should be its rest is then such a block.
     """
     if len(text) > MAX_TURN:
         return too_long("") if "```" in text else ParsedTurn(text, [])
@@ -50,7 +50,7 @@ def parse_bash_block(text: str, tools: Tools = ()) -> ParsedTurn:
 
 
 def _wrong(found: list[Fence], blocks: list[Fence], command: str) -> str:
-    """Why the turn has no call; empty where it has one."""
+    """Return why the turn has no call; empty where it has one."""
     if len(blocks) > 1:
         return f"the reply has {len(blocks)} blocks with a shell command"
     if not all(fence.closed for fence in found):
@@ -61,7 +61,7 @@ def _wrong(found: list[Fence], blocks: list[Fence], command: str) -> str:
 
 
 def _without_arguments(tools: Tools) -> set[str]:
-    """Names of the tools that need no arguments."""
+    """Return the names of the tools that need no arguments."""
     functions = [tool["function"] for tool in tools]
     return {str(one["name"]) for one in functions if not (one.get("parameters") or {}).get("required")}
 

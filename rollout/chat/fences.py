@@ -26,7 +26,7 @@ class Fence:
 
 
 def fences(text: str) -> Iterator[Fence]:
-    """The blocks of a text in order, in time that grows with the text. Behind one that nothing closes, blocks are
+    """Yield the blocks of a text in order, in time that grows with the text. Behind one that nothing closes, blocks are
     looked for in its content."""
     at, unclosed = 0, 9
     for _ in range(MOST_FENCES):
@@ -46,5 +46,5 @@ def fences(text: str) -> Iterator[Fence]:
 
 
 def _closing(text: str, at: int, length: int) -> re.Match[str] | None:
-    """The first line that closes a fence of so many backticks."""
+    """Find the first line that closes a fence of so many backticks."""
     return next((found for found in _CLOSE.finditer(text, at) if len(found.group(1)) >= length), None)

@@ -32,7 +32,7 @@ _AFTER_NAME = re.compile(f"\n|{_KEY}|{OPEN}|{CLOSE}")
 
 
 def parse_glm47(text: str, tools: Tools = ()) -> ParsedTurn:
-    """The turn's calls. A closing `</tool_call>` inside a value is part of the value."""
+    """Parse the turn's calls. A closing `</tool_call>` inside a value is part of the value."""
     if CLOSE in text and OPEN not in text:
         end = text.find(CLOSE)
         start = max(0, text.find(_KEY, 0, end))
@@ -57,7 +57,7 @@ def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
 
 
 def _read_malformed(text: str, start: int, error: str) -> tuple[MalformedCall, int]:
-    """It ends at the next tag that ends or begins a call, even if a value was meant to hold that."""
+    """Read a malformed call up to the next tag that ends or begins one, even if a value was meant to hold that."""
     name, start = _name_or_none(text, start)
     end = first_of(_TAGS, text, start)
     return MalformedCall(name, text[start:end].strip(), error), end
@@ -71,7 +71,7 @@ def _name(text: str, start: int) -> tuple[str, int]:
 
 
 def _name_or_none(text: str, start: int) -> tuple[str, int]:
-    """The name of the call that starts here, and where it ends; no name where there is no proper one."""
+    """Return the name of the call that starts here, and where it ends; no name where there is no proper one."""
     start = skip_space(text, start + len(OPEN))
     end = first_of(_AFTER_NAME, text, start)
     name = text[start:end].strip()

@@ -28,7 +28,7 @@ _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 
 
 def parse_hermes(text: str, tools: Tools = ()) -> ParsedTurn:
-    """The turn's calls. A closing tag inside a JSON string is part of the string."""
+    """Parse the turn's calls. A closing tag inside a JSON string is part of the string."""
     if OPEN not in text and CLOSE in text:
         end = text.find(CLOSE)
         start = max(0, text.find("{", 0, end))
@@ -46,7 +46,7 @@ def render_hermes(calls: Sequence[ToolCall]) -> list[str]:
 
 
 def parse_one(text: str, start: int) -> tuple[ToolCall, int]:
-    """The call whose opening tag is at `start`, and where it ends. Raises `CallError`."""
+    """Return the call whose opening tag is at `start`, and where it ends. Raises `CallError`."""
     value, end = decode(text, skip_space(text, start + len(OPEN)))
     end = skip_space(text, end)
     if not text.startswith(CLOSE, end):
@@ -60,14 +60,14 @@ def parse_one(text: str, start: int) -> tuple[ToolCall, int]:
 
 
 def read_malformed(text: str, start: int, error: str) -> tuple[MalformedCall, int]:
-    """It ends at the next tag of either kind, even if a string of its JSON was meant to hold that."""
+    """Read a malformed call up to the next tag of either kind, even if a string of its JSON was meant to hold that."""
     start += len(OPEN)
     end = first_of(_TAGS, text, start)
     return malformed(text[start:end], error, closed=text.startswith(CLOSE, end)), end
 
 
 def malformed(text: str, error: str, *, closed: bool) -> MalformedCall:
-    """What can be read of a call's JSON. closed: the text ends where the call does."""
+    """Return what can be read of a call's JSON. closed: the text ends where the call does."""
     text = text.strip()
     found = _ARGUMENTS.search(text)
     name = _NAME.search(text, 0, found.start() if found else len(text))
@@ -92,7 +92,7 @@ def _string(literal: str) -> str:
 
 
 def decode(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value at `start`, and where it ends. Raises `CallError`."""
+    """Return the JSON value at `start`, and where it ends. Raises `CallError`."""
     try:
         return JSON.raw_decode(text, start)
     except RecursionError:

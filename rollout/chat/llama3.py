@@ -42,7 +42,7 @@ Call = ToolCall | MalformedCall
 
 
 def parse_llama3(text: str, tools: Tools = ()) -> ParsedTurn:
-    """The turn's calls."""
+    """Parse the turn's calls."""
     if len(text) > MAX_TURN:
         return too_long("") if _TAG in text or '"parameters"' in text else ParsedTurn(text, [])
     offered = names_of(tools)
@@ -60,8 +60,8 @@ def parse_llama3(text: str, tools: Tools = ()) -> ParsedTurn:
 
 
 def _calls(text: str, at: int, offered: frozenset[str] | None) -> tuple[list[Call], int]:
-    """The calls that begin at a place and follow each other behind `;`, and where they end; none where it is other
-    JSON, or none that can be read. offered: names that the first may have; None: any."""
+    """Return the calls that begin at a place and follow each other behind `;`, and where they end; none where it is
+    other JSON, or none that can be read. offered: names that the first may have; None: any."""
     calls: list[Call] = []
     while not calls or (text.startswith(";", at) and text.startswith("{", at := skip_space(text, at + 1))):
         names = None if calls else offered
@@ -83,8 +83,8 @@ def _calls(text: str, at: int, offered: frozenset[str] | None) -> tuple[list[Cal
 
 
 def _call(value: Any, names: frozenset[str] | None) -> Call | None:
-    """The call that a JSON value is; None where it is other JSON. names: those that it may have; None: any, and other
-    JSON raises `CallError`."""
+    """Return the call that a JSON value is; None where it is other JSON. names: those that it may have; None: any, and
+    other JSON raises `CallError`."""
     is_one = isinstance(value, dict) and value.keys() <= _KEYS and value.get("type", "function") == "function"
     is_one = is_one and isinstance(value.get("name"), str)
     if names is not None and not (is_one and value["name"] in names):

@@ -40,7 +40,7 @@ _TAGS = CallTags(
 
 
 def parse_minimax_m2(text: str, tools: Tools = ()) -> ParsedTurn:
-    """The turn's calls: those of a block, and of further blocks."""
+    """Parse the turn's calls: those of a block, and of further blocks."""
     if _TAGS.outer_end in text and _TAGS.outer not in text:
         end = text.find(_TAGS.outer_end)
         start = max(0, text.find(_TAGS.call, 0, end))
@@ -51,13 +51,13 @@ def parse_minimax_m2(text: str, tools: Tools = ()) -> ParsedTurn:
 
 
 def _find(text: str, after: int) -> int:
-    """The block's next call, or the next block."""
+    """Find the block's next call, or the next block."""
     following = skip_space(text, after)
     return following if after and text.startswith(_TAGS.call, following) else text.find(_TAGS.outer, after)
 
 
 def _parse_one(text: str, start: int) -> tuple[ToolCall, int]:
-    """A call, which the block's end or its next call has to follow."""
+    """Parse a call, which the block's end or its next call has to follow."""
     call, end = _TAGS.parse(text, _TAGS.inside(text, start))
     if not text.startswith(_TAGS.call, skip_space(text, end)):
         expect(text, end, _TAGS.outer_end)

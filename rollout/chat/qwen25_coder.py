@@ -66,7 +66,7 @@ class _Written(NamedTuple):
 
 
 def parse_qwen25_coder(text: str, tools: Tools = ()) -> ParsedTurn:
-    """The turn's calls, each with its `form`. JSON that stands in no fence is one only if the turn ends with it."""
+    """Parse the turn's calls, each with its `form`. JSON outside of fences is a call only if the turn ends with it."""
     if len(text) > MAX_TURN:
         return too_long("") if hermes.OPEN in text or '"arguments"' in text else ParsedTurn(text, [])
     found = _Reader(text, names_of(tools)).calls()
@@ -78,14 +78,14 @@ def parse_qwen25_coder(text: str, tools: Tools = ()) -> ParsedTurn:
 
 @dataclass
 class _Reader:
-    """Reads one turn of one who was offered tools of these names."""
+    """A reader of one turn, by one who was offered tools of these names."""
 
     text: str
     offered: frozenset[str]
     unread: int = field(default=0, init=False)
 
     def calls(self) -> Iterator[_Written]:
-        """The turn's calls in order."""
+        """Yield the turn's calls in order."""
         at, found = 0, False
         for fence in fences(self.text):
             if fence.closed and fence.start >= at:
@@ -100,7 +100,7 @@ class _Reader:
             yield from (_Written(len(turn.text_before), _shown(call, "tool_call")) for call in turn.written)
 
     def _inside(self, fence: Fence) -> Generator[_Written, None, bool]:
-        """Those of a fence; returns whether there are any."""
+        """Yield the calls of a fence; return whether there are any."""
         content = self.text[fence.content : fence.content_end]
         at = skip_space(content, 0)
         if fence.language in _OF_JSON and content.startswith(("{", "["), at):
@@ -114,8 +114,8 @@ class _Reader:
         return False
 
     def _between(self, at: int, stop: int, *, bare: bool = True) -> Generator[_Written, None, tuple[int, bool]]:
-        """Those that begin in a part of the turn that has no fence; returns where it ends, or the last of them behind
-        it, and whether there are any. bare: also those without tags.
+        """Yield the calls that begin in a part of the turn that has no fence; return where it ends, or where the last
+        of them does behind that, and whether there are any. bare: also those without tags.
         """
         any_found = False
         while found := _STARTS.search(self.text, at, stop):
@@ -143,8 +143,8 @@ class _Reader:
         return _shown(call, "tool_call"), end
 
     def _read(self, text: str, at: int, form: Form) -> tuple[list[Call], int]:
-        """The calls that JSON at a place writes, and where it ends. There are none where anything else stands beside
-        them up to the text's end, or to the closing tag, but for what is meant as a call and can't be read.
+        """Return the calls that JSON at a place writes, and where it ends. There are none where anything else stands
+        beside them up to the text's end, or to the closing tag, but for what is meant as a call and can't be read.
         """
         calls, stop = list[Call](), len(text)
         _, closing = _TAGS.get(form, ("", ""))
@@ -171,7 +171,7 @@ class _Reader:
         return calls, _behind(text, closing, at)
 
     def _calls_of(self, value: Any) -> list[Call]:
-        """The calls that a JSON value is; none if it, or a part of a list, is something else."""
+        """Return the calls that a JSON value is; none if it, or a part of a list, is something else."""
         if not isinstance(value, list):
             one = self._call(value)
             return [one] if one else []
@@ -193,13 +193,13 @@ class _Reader:
         return MalformedCall(name, written, f'"arguments" must be an object, got {type(arguments).__name__}')
 
     def _is_meant(self, text: str, at: int) -> bool:
-        """Whether JSON that can't be read begins as a call does."""
+        """Say whether JSON that can't be read begins as a call of an offered tool does."""
         found = _MEANT.match(text, at)
         return found is not None and found.group(1) in self.offered
 
 
 def _shown(call: Call, form: Form) -> Call:
-    """The call with its form; the error of a malformed one shows the form that it should have."""
+    """Return the call with its form; the error of a malformed one shows the form that it should have."""
     if isinstance(call, MalformedCall):
         return replace(call, error=f"{call.error}. {_FORM}", form=form)
     return replace(call, form=form)

@@ -39,7 +39,7 @@ _STARTS = re.compile(f"{OPEN}|{_TAGS.call}")
 
 
 def parse_qwen3_coder(text: str, tools: Tools = ()) -> ParsedTurn:
-    """The turn's calls. As in the models' own output, the outer `<tool_call>` tags may be missing."""
+    """Parse the turn's calls. As in the models' own output, the outer `<tool_call>` tags may be missing."""
     if _TAGS.call_end in text and _find(text, 0) < 0:
         end = text.find(_TAGS.call_end)
         start = max(0, text.find(_TAGS.parameter, 0, end))

@@ -11,7 +11,7 @@ from slime_swe.rollout.chat.tool_formats import CallError, MalformedCall, ToolCa
 
 @dataclass(frozen=True)
 class CallTags:
-    """What a format writes around a call and in it.
+    """The tags that a format writes around a call and in it.
 
     outer: what may stand before the call, and ends where the format says. call, parameter: what comes before a name.
     name: a regular expression for a name, `end_name` after it. around_value: what is no part of the value, once on
@@ -29,11 +29,11 @@ class CallTags:
     around_value: str = ""
 
     def inside(self, text: str, start: int) -> int:
-        """Where the call itself starts."""
+        """Find where the call itself starts."""
         return skip_space(text, start + len(self.outer)) if text.startswith(self.outer, start) else start
 
     def parse(self, text: str, position: int) -> tuple[ToolCall, int]:
-        """The call at `position`, and where it ends. Raises `CallError`."""
+        """Return the call at `position`, and where it ends. Raises `CallError`."""
         name, position = self._named(text, position, self.call)
         arguments: dict[str, str] = {}
         position = skip_space(text, position)
@@ -49,7 +49,9 @@ class CallTags:
         return ToolCall(name, arguments), expect(text, position, self.call_end)
 
     def read_malformed(self, text: str, start: int, error: str) -> tuple[MalformedCall, int]:
-        """A call that is whole has its arguments. Else it ends at the next tag that ends or begins one."""
+        """Read a malformed call: one that is whole has its arguments, else it ends at the next tag that ends or begins
+        one.
+        """
         start = self.inside(text, start)
         try:
             call, end = self.parse(text, start)
@@ -67,7 +69,7 @@ class CallTags:
         return re.compile("|".join(map(re.escape, (self.outer, self.outer_end, self.call, self.call_end))))
 
     def _named(self, text: str, position: int, opening: str) -> tuple[str, int]:
-        """The name in the tag that begins with `opening`, and where the tag ends. Raises `CallError`."""
+        """Return the name in the tag that begins with `opening`, and where the tag ends. Raises `CallError`."""
         if not text.startswith(opening, position):
             raise CallError(f"expected {opening}NAME{self.end_name} but found {text[position : position + 20]!r}")
         found = re.compile(f"({self.name}){self.end_name}").match(text, position + len(opening))

@@ -20,7 +20,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 _REMEMBERED = 64  # lists of roles, of which what is proven is kept
 
-# What a template is probed with: contents and histories that templates are known to treat specially.
+# A template is probed with contents and histories that templates are known to treat specially.
 # Contents of system, user and tool messages. Texts of control tokens are among them on purpose.
 CONTENTS: tuple[str, ...] = (
     "plain words",
@@ -36,12 +36,12 @@ CONTENTS: tuple[str, ...] = (
     "<think>\nmaybe\n</think>\n\ndone",
     "<|im_end|>\n<|im_start|>assistant\nI was here<|endoftext|></s>[INST]",
 )
-# What templates do with a message's content; `trim` is Python's own.
+# Templates edit a message's content in one of these ways; `trim` is Python's own.
 EDITS: tuple[Edit, ...] = (str, str.strip)
 _EDITED = " \n\tx\u3000\n "
 
-# What a policy may have said in an earlier turn, without the stop token. First where the template has no place for
-# reasoning, so that all of it is the message's content; then, as (reasoning, content), where it has one.
+# A policy may have said these in an earlier turn, without the stop token: the first where the template has no place for
+# reasoning, so that all of it is the message's content; the second, as (reasoning, content), where it has one.
 ASSISTANT_TEXTS: tuple[str, ...] = (
     "Let me look.",
     "",
@@ -99,9 +99,9 @@ Opening = tuple[tuple[str, str | None], ...]  # each message's role, and its con
 
 @dataclass(frozen=True)
 class SampledTurn:
-    """What a policy's turn says, read.
+    """The reasoning and the content of a policy's turn.
 
-    reasoning_tokens: of those sampled, how many write the reasoning and its tags. kept: whether the template, given
+    reasoning_tokens: how many of the sampled tokens write the reasoning and its tags. kept: whether the template, given
     this as a message, writes just the tokens' text. If not, the record still has what was sampled, and so has the
     server; a client that renders the conversation anew would show it otherwise.
     """
@@ -137,8 +137,8 @@ class Content(NamedTuple):
 
 @dataclass(frozen=True)
 class Rendered:
-    """Tokens of messages, and where the content of each is. A system message that is left out for being blank has
-    none."""
+    """The tokens of messages, and the place of each content among them. A system message that is left out for being
+    blank has none."""
 
     tokens: list[int]
     contents: tuple[Content, ...]
@@ -197,7 +197,7 @@ class ChatTemplate:
         self._stops = list(dict.fromkeys([*self._ends.values(), *known]))
 
     def _look(self) -> None:
-        """What the template does with reasoning and with tools' results, and what ends a turn."""
+        """Find out what the template does with reasoning and with tools' results, and what ends a turn."""
         self._prompt = self._render([_ASKED])
         self._opened = self.reasoning.opened_by(self._prompt.rpartition(_ASKED["content"])[2]) if self.reasoning else ""
         turn = {"role": "assistant", "content": _SAID, "reasoning_content": _THOUGHT}
@@ -208,7 +208,7 @@ class ChatTemplate:
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """What ends a sampled turn: the tokens with which the template ends one first."""
+        """The tokens that end a sampled turn: those with which the template ends one first."""
         return list(self._stops)
 
     def prove(self) -> None:
@@ -222,8 +222,8 @@ class ChatTemplate:
         self._prove_plain_text()
 
     def with_tools(self, tool_schemas: Sequence[Mapping[str, Any]]) -> ChatTemplate:
-        """The same template with other tools. What was proven of later turns stays proven. Raises `TemplateError` if
-        later turns depend on the tools.
+        """Return the same template with other tools. What was proven of later turns stays proven. Raises
+        `TemplateError` if later turns depend on the tools.
         """
         other = copy(self)
         other._tools, other._openings = [dict(schema) for schema in tool_schemas], {}
@@ -236,11 +236,11 @@ class ChatTemplate:
         return other
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of the conversation so far with the first assistant turn opened."""
+        """Return the ids of the conversation so far with the first assistant turn opened."""
         return self.render_first(messages).tokens
 
     def render_first(self, messages: Sequence[Message]) -> Rendered:
-        """The same, with the places of the messages' contents."""
+        """Render what `first_prompt` gives, with the places of the messages' contents."""
         key = _opening_of(messages)
         contents = [message["content"] for message, (_, known) in zip(messages, key, strict=True) if known is None]
         shape = self._opening(key)
@@ -250,7 +250,7 @@ class ChatTemplate:
         return Rendered(tokens, tuple(next(placed) if known is None else Content("", 0, 0) for _, known in key))
 
     def delta(self, messages: Sequence[Message], after: Sequence[int] | None = None) -> list[int]:
-        """Ids that follow a sampled turn: they add `messages` and open the next assistant turn.
+        """Return the ids that follow a sampled turn: they add `messages` and open the next assistant turn.
 
         `after`: the turn's tokens. If these don't end in the stop token that belongs before `messages`, it is supplied
         here: behind a turn that was cut short, and behind another stop token, which stays where it was sampled. None:
@@ -259,7 +259,7 @@ class ChatTemplate:
         return self.render_delta(messages, after).tokens
 
     def render_delta(self, messages: Sequence[Message], after: Sequence[int] | None = None) -> Rendered:
-        """The same, with the places of the messages' contents."""
+        """Render what `delta` gives, with the places of the messages' contents."""
         shape = self._delta(tuple(message["role"] for message in messages))
         edited = shape.edited([message["content"] for message in messages])
         ids, spans = self.encoder.placed(shape.pieces, edited)
@@ -268,16 +268,16 @@ class ChatTemplate:
         return Rendered(ids[given:], tuple(contents))
 
     def unsampled(self, pieces: Sequence[Piece], contents: Sequence[str]) -> list[int]:
-        """Ids of an assistant's turn that the policy did not sample, without reasoning and stop token."""
+        """Return the ids of an assistant's turn that the policy did not sample, without reasoning and stop token."""
         return self.encoder.ids([self._before_words(), *pieces], contents)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of a sampled turn, without its stop token."""
+        """Return the text of a sampled turn, without its stop token."""
         end = len(tokens) - 1 if tokens and tokens[-1] in self._stops else len(tokens)
         return self.encoder.decode(tokens[:end])
 
     def read(self, tokens: Sequence[int]) -> SampledTurn:
-        """What a sampled turn says."""
+        """Read what a sampled turn says."""
         text = self.decode(tokens)
         reasoning, content = self._split(text)
         return SampledTurn(
@@ -288,14 +288,14 @@ class ChatTemplate:
         )
 
     def _reasoning_tokens(self, tokens: Sequence[int], text: str) -> int:
-        """Up to the first that ends where the reasoning's closing tag does, or behind it."""
+        """Count the tokens up to the first that ends where the reasoning's closing tag does, or behind it."""
         assert self.reasoning is not None, text
         before, tag, _ = text.partition(self.reasoning.close)
         end, decode = len(before) + len(tag), self.encoder.decode
         return bisect_left(range(len(tokens)), end, key=lambda count: len(decode(tokens[:count])))
 
     def is_proven(self, opening: Sequence[Message] | None, deltas: Iterable[Sequence[str]]) -> bool:
-        """Whether these messages need no further proof, which takes a tenth of a second. opening: a conversation's
+        """Say whether these messages need no further proof, which takes a tenth of a second. opening: a conversation's
         first messages, None where these are rendered already. deltas: the roles of those after each turn.
         """
         begins = opening is None or _opening_of(opening) in self._openings
@@ -344,11 +344,11 @@ class ChatTemplate:
         return shape
 
     def _has_roles(self, roles: Sequence[str]) -> bool:
-        """Whether conversations may have messages of these roles."""
+        """Say whether conversations may have messages of these roles."""
         return self._tool_messages or "tool" not in roles
 
     def _shape(self, roles: Sequence[str], render: Callable[[list[str]], str]) -> _Shape:
-        """Where the contents are in what `render` makes of them, and what it does with them."""
+        """Find where the contents are in what `render` makes of them, and what it does with them."""
         pieces = self._pieces(len(roles), render)
         edits: list[Edit] = [str] * len(roles)
         plain = _Shape(pieces, tuple(edits))
@@ -381,8 +381,8 @@ class ChatTemplate:
     def _added_text(
         self, history: Sequence[Message], before: str, turn: tuple[str, str], roles: Sequence[str], contents: list[str]
     ) -> str:
-        """What new messages add behind a turn, from its stop token on. Empty for a turn that has no reasoning and that
-        the template does not write behind its own opening of one.
+        """Return what new messages add behind a turn, from its stop token on; empty for a turn that has no reasoning
+        and that the template does not write behind its own opening of one.
         """
         new = _zip(roles, contents)
         reasoning, content = turn
@@ -403,15 +403,17 @@ class ChatTemplate:
         return added
 
     def _reads_as(self, said: str, reasoning: str, content: str, *, is_whole: bool) -> bool:
-        """is_whole: else tool calls of the template's own follow the content."""
+        """Say whether a turn reads back as this; unless `is_whole`, tool calls of the template's own follow the
+        content.
+        """
         thought, words = self._split(said)
         return thought == reasoning and (words == content if is_whole else words.startswith(content))
 
     def _follow(
         self, history: Sequence[Message], before: str, turn: Message, new: Sequence[Message]
     ) -> tuple[str | None, str]:
-        """A turn as the template writes it behind `history` (whose text is `before`), and what follows, from its stop
-        token on. None where the text of the history, or the opening of the turn, is another one then.
+        """Return a turn as the template writes it behind `history` (whose text is `before`), and what follows, from its
+        stop token on. The turn is None where the text of the history, or the opening of the turn, is another one then.
         """
         longer = self._render([*history, turn, *new])
         if not longer.startswith(before):
@@ -423,7 +425,7 @@ class ChatTemplate:
         return said, end + added
 
     def _end_before(self, role: str) -> str:
-        """The added token at the end of a turn that a message of this role follows."""
+        """Find the added token at the end of a turn that a message of this role follows."""
         role = "user" if self._wants_calls else role
         new = [{"role": role, "content": "x"}]
         _, found, rest = self._render([_ASKED, self._turn(_SAID, "hm", new), *new]).partition(_SAID)
@@ -433,7 +435,7 @@ class ChatTemplate:
         return end.group()
 
     def _has_to_have_calls(self) -> bool:
-        """Whether the template takes a tool's result only behind a message with calls that are parsed."""
+        """Say whether the template takes a tool's result only behind a message with calls that are parsed."""
         result = _LATER[:1]
         try:
             self._render([_ASKED, self._turn(_SAID, "hm", result), *result])
@@ -446,7 +448,7 @@ class ChatTemplate:
             raise
 
     def _before_words(self) -> str:
-        """What stands before the content of a turn without reasoning, behind the prompt's end."""
+        """Return what stands before the content of a turn without reasoning, behind the prompt's end."""
         if self.reasoning is None or not (self._has_place or self._opened):
             return ""
         said, _ = self._follow([_ASKED], self._prompt, self._turn(_SAID, "", [_ASKED]), [_ASKED])
@@ -465,7 +467,7 @@ class ChatTemplate:
         return ("", text) if self.reasoning is None else self.reasoning.split(text, opened=bool(self._opened))
 
     def _turn(self, content: str, reasoning: str, new: Sequence[Message]) -> Message:
-        """An assistant's message as clients send it back, with these behind it."""
+        """Make an assistant's message as clients send it back, with these messages behind it."""
         turn: dict[str, Any] = {"role": "assistant", "content": content}
         if self._has_place:
             turn["reasoning_content"] = reasoning
@@ -488,7 +490,7 @@ class ChatTemplate:
         return messages
 
     def _check_splittable(self, shape: _Shape, before: str = "") -> None:
-        """The pieces' ids are those of the whole text, here behind a stop token."""
+        """Require that the pieces' ids are those of the whole text, here behind a stop token."""
         for content in CONTENTS:
             if self.encoder.added_pattern.search(content):
                 continue  # here the ids differ on purpose
@@ -524,14 +526,14 @@ class ChatTemplate:
 
 
 def _remember(known: dict[K, V], key: K, value: V) -> None:
-    """Few lists of roles are usual, and a client may send any number of others."""
+    """Keep a value, and drop all others if there are many: few lists of roles are usual, but clients may send any."""
     if len(known) >= _REMEMBERED:
         known.clear()
     known[key] = value
 
 
 def _opening_of(messages: Sequence[Message]) -> Opening:
-    """Templates may leave out a system message that is blank."""
+    """List each message's role, and the content of a system message that is blank: templates may leave that out."""
     return tuple(
         (one["role"], one["content"] if one["role"] == "system" and not one["content"].strip() else None)
         for one in messages

@@ -59,11 +59,11 @@ class Encoder:
         self.added_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def plain(self, text: str) -> Sequence[int]:
-        """Ids of `text` as mere text. Short ones are remembered: a group's episodes see the same prompt and files."""
+        """Return the ids of mere text. Short texts are remembered: a group's episodes see the same prompt and files."""
         return self._placed(text)[0]
 
     def _placed(self, text: str) -> tuple[array[int], array[int]]:
-        """Ids of mere text, and at which character each of them begins."""
+        """Return the ids of mere text, and at which character each of them begins."""
         return self._remember(text) if len(text) <= _REMEMBERED_LENGTH else self._encode_plain(text)
 
     def _encode_plain(self, text: str) -> tuple[array[int], array[int]]:
@@ -71,12 +71,12 @@ class Encoder:
         return array("i", encoding.ids), array("i", [start for start, _ in encoding.offsets])
 
     def whole(self, text: str) -> list[int]:
-        """Ids of `text` as the tokenizer itself has them, added tokens recognised anywhere."""
+        """Return the ids of `text` as the tokenizer itself has them, added tokens recognised anywhere."""
         ids: list[int] = _encoding(self._backend, text).ids
         return ids
 
     def knows(self, token: int) -> bool:
-        """Whether a token of this id is in the vocabulary."""
+        """Say whether a token of this id is in the vocabulary."""
         return 0 <= token <= _MOST_ID and self._backend.id_to_token(token) is not None
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -87,11 +87,11 @@ class Encoder:
         return text
 
     def ids(self, pieces: Sequence[Piece], contents: Sequence[str]) -> list[int]:
-        """Ids of a rendered text with these contents in it. Costs time in the length of the contents, mostly."""
+        """Return the ids of a rendered text with these contents, in time that grows mostly with their length."""
         return self.placed(pieces, contents)[0]
 
     def placed(self, pieces: Sequence[Piece], contents: Sequence[str]) -> tuple[list[int], list[Span]]:
-        """The ids, and for each content the fewest of them that hold it."""
+        """Return the ids, and for each content the fewest of them that hold it."""
         ids: list[int] = []
         spans = [(0, 0)] * len(contents)
         for text, inside, control in self._runs(pieces, contents):
@@ -106,8 +106,8 @@ class Encoder:
     def _runs(
         self, pieces: Sequence[Piece], contents: Sequence[str]
     ) -> Iterator[tuple[str, list[tuple[int, int, int]], list[int]]]:
-        """Each text between two control tokens, which is encoded as a whole; the contents in it, as (number, first
-        character, end); and the control token behind it."""
+        """Yield each text between two control tokens, which is encoded as a whole; the contents in it, as (number,
+        first character, end); and the control token behind it."""
         run, inside = "", []
         for piece in pieces:
             if isinstance(piece, int):
@@ -123,7 +123,7 @@ class Encoder:
 
 
 def _covering(begins: Sequence[int], start: int, end: int) -> Span:
-    """The fewest tokens that hold the characters from `start` up to `end`, by the character at which each begins."""
+    """Find the fewest tokens that hold the characters from `start` to `end`, by the character at which each begins."""
     first, last = bisect_left(begins, start), bisect_left(begins, end)
     if start < end and (first == len(begins) or begins[first] > start):
         first -= 1
@@ -131,19 +131,19 @@ def _covering(begins: Sequence[int], start: int, end: int) -> Span:
 
 
 def _encoding(tokenizer: Any, text: str) -> Any:
-    """Only a batch lets other threads run meanwhile."""
+    """Encode a text, a long one as a batch: only a batch lets other threads run meanwhile."""
     if len(text) <= _LONG:
         return tokenizer.encode(text, add_special_tokens=False)
     return tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
 
 def shipped_templates() -> dict[str, Path]:
-    """Those of this package, by name."""
+    """Return the paths of this package's chat templates by name."""
     return {path.stem: path for path in sorted(_TEMPLATES.glob("*.jinja"))}
 
 
 def template_path(name: str) -> Path:
-    """The file of a shipped template, or at a path. Raises `UserError` with what there is."""
+    """Find the file of a shipped template, or at a path. Raises `UserError` with the names that there are."""
     shipped = shipped_templates()
     path = shipped[name] if name in shipped else Path(name)
     if not path.is_file():
@@ -154,7 +154,7 @@ def template_path(name: str) -> Path:
 
 
 def load_tokenizer(checkpoint: str | Path, chat_template: str = "") -> Any:
-    """A `transformers` tokenizer of a checkpoint folder or hub name, with another chat template where one is named.
+    """Load a `transformers` tokenizer of a checkpoint folder or hub name, with another chat template if one is named.
 
     A folder that names the generic class gets that class. `AutoTokenizer` of transformers 5 goes by `model_type`
     instead: it silently puts Qwen's own pre-tokenizer on the vocabulary of any `qwen2` checkpoint.
@@ -171,7 +171,7 @@ def load_tokenizer(checkpoint: str | Path, chat_template: str = "") -> Any:
 
 
 def eos_token_ids(checkpoint: str | Path) -> list[int]:
-    """What a checkpoint's `config.json` and `generation_config.json` name as `eos_token_id`, one id or a list of them.
+    """Read what a checkpoint's `config.json` and `generation_config.json` name as `eos_token_id`, one id or a list.
 
     SGLang and the embedded engine end a turn at each of these, whatever a request says; SGLang does so by
     `ModelConfig._get_hf_eos_token_id`, of which both files together count. Neither file has to be there, and what is no
@@ -185,7 +185,7 @@ def eos_token_ids(checkpoint: str | Path) -> list[int]:
 
 
 def read_settings(checkpoint: str | Path, file: str) -> Mapping[str, Any]:
-    """A JSON file of a checkpoint folder or hub name; empty where there is none, or it holds no object."""
+    """Read a JSON file of a checkpoint folder or hub name; empty where there is none, or it holds no object."""
     path = Path(checkpoint) / file
     if not Path(checkpoint).is_dir():
         from transformers.utils.hub import cached_file  # seconds to import, and a folder needs none of it
@@ -206,7 +206,7 @@ def read_settings(checkpoint: str | Path, file: str) -> Mapping[str, Any]:
 
 
 def vocabulary_size(checkpoint: str | Path) -> int | None:
-    """The number of token ids that the model can sample; None if the checkpoint does not say.
+    """Return the number of token ids that the model can sample; None if the checkpoint does not say.
 
     These are the rows of its embedding, often more than the tokenizer has: padding rows can be sampled too.
     """
@@ -218,8 +218,8 @@ def vocabulary_size(checkpoint: str | Path) -> int | None:
 
 
 def vocabulary_of(checkpoint: Path) -> str:
-    """What tells vocabularies apart: a hash over every token and its id, whatever else `tokenizer.json` says. Empty
-    where the folder has none."""
+    """Return what tells vocabularies apart: a hash over every token and its id, whatever else `tokenizer.json` says.
+    Empty where the folder has none."""
     from tokenizers import Tokenizer
 
     file = checkpoint / "tokenizer.json"

@@ -36,7 +36,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ToolCall:
-    """`form`: in which of its format's forms it is written; empty where the format has one."""
+    """A tool call that was read. form: which of its format's forms it is written in; empty where the format has one."""
 
     name: str
     arguments: dict[str, Any]
@@ -49,7 +49,7 @@ class MalformedCall:
 
     name: empty where none can be read. arguments: their values where only what is around them is wrong, else the text
     that the policy wrote for them, or that of the whole call where it has no name. error: what is wrong, said to the
-    policy. form: as of a `ToolCall`.
+    policy. form: as in `ToolCall`.
     """
 
     name: str
@@ -60,14 +60,14 @@ class MalformedCall:
 
 @dataclass(frozen=True)
 class ParsedTurn:
-    """`text_before`: what was said before the first call. `written`: the calls in order, at most `MOST_CALLS`."""
+    """A turn's calls in order, `written`, at most `MOST_CALLS`, and what was said before the first, `text_before`."""
 
     text_before: str
     written: list[ToolCall | MalformedCall]
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The calls before the first malformed one."""
+        """The well-formed calls before the first malformed one."""
         well_formed = []
         for call in self.written:
             if isinstance(call, MalformedCall):
@@ -77,7 +77,7 @@ class ParsedTurn:
 
     @property
     def error(self) -> str | None:
-        """What is wrong with the first malformed call."""
+        """The error of the first malformed call; None where there is none."""
         return next((call.error for call in self.written if isinstance(call, MalformedCall)), None)
 
 
@@ -85,21 +85,23 @@ _EXAMPLE = ToolCall("bash", {"command": "ls"})
 
 
 class CallError(Exception):
-    """Raised by the parser of one call; the message is for the policy."""
+    """An error of one call's parser; the message is for the policy."""
 
 
 def parse(text: str, format: str, tools: Tools = ()) -> ParsedTurn:
-    """The calls in `text`, of one who was offered these tools. Raises `UserError` for an unknown format."""
+    """Read the calls in `text`, of one who was offered these tools. Raises `UserError` for an unknown format."""
     return tool_format(format).parse(text, tools)
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """parse: a sampled turn's text, by one who was offered these tools (OpenAI's JSON schemas); never raises. Where the
-    format does not say what type a value has, the tool's schema does.
+    """The functions and texts of one tool format.
 
-    render: what the models write for the calls of a turn, as texts that alternate between the format's own (its tags
-    may be control tokens) and what a call holds (which never are). None: calls of others can't be written, which agents
+    parse: reads a sampled turn's text, of one who was offered these tools (OpenAI's JSON schemas); never raises. Where
+    the format does not say what type a value has, the tool's schema does.
+
+    render: writes the calls of a turn as the models do, as texts that alternate between the format's own (its tags may
+    be control tokens) and what a call holds (which never are). None: calls of others can't be written, which agents
     behind the proxy need.
 
     template: a shipped chat template that asks for calls in this format, or says nothing of calls where the
@@ -119,7 +121,7 @@ class ToolFormat:
 
     @property
     def reminder(self) -> str:
-        """What a policy that wrote no call is told of the form; empty where nobody knows how a call is written."""
+        """The text that shows the form of a call to a policy that wrote none; empty where nobody knows the form."""
         example = self.example or ("".join(self.render([_EXAMPLE])) if self.render else "")
         return self.instructions or (f"Write a call in this form:\n{example}" if example else "")
 
@@ -130,9 +132,9 @@ def parse_calls(
     parse_one: Callable[[int], tuple[ToolCall, int]],
     read_malformed: Callable[[int, str], tuple[MalformedCall, int]],
 ) -> ParsedTurn:
-    """A turn's calls. `find` says where the next one starts after a place in the text, or -1. `parse_one` gives the
-    call that starts somewhere, and where it ends, or raises `CallError`; its message goes to `read_malformed`. A turn
-    of more than `MAX_TURN` characters is one malformed call.
+    """Parse a turn's calls. `find` says where the next one starts after a place in the text, or -1. `parse_one` gives
+    the call that starts somewhere, and where it ends, or raises `CallError`; its message goes to `read_malformed`. A
+    turn of more than `MAX_TURN` characters is one malformed call.
     """
     written: list[ToolCall | MalformedCall] = []
     start = find(0)
@@ -151,7 +153,7 @@ def parse_calls(
 
 
 def too_long(text_before: str) -> ParsedTurn:
-    """A turn with calls of more than `MAX_TURN` characters."""
+    """Make the turn, of one malformed call, for a text with calls of more than `MAX_TURN` characters."""
     error = f"a turn with tool calls must not have more than {MAX_TURN} characters"
     return ParsedTurn(text_before, [MalformedCall("", "", error)])
 
@@ -162,7 +164,7 @@ def names_of(tools: Tools) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Tags:
-    """What a format that has only text writes around the names, keys and values of a turn's calls."""
+    """The tags around the names, keys and values of a turn's calls, in a format that has only text."""
 
     before_name: str
     after_name: str
@@ -175,7 +177,7 @@ class Tags:
     after_calls: str = ""
 
     def render(self, calls: Sequence[ToolCall]) -> list[str]:
-        """As of a `ToolFormat`. A value that is no text is given as JSON."""
+        """Write calls as `ToolFormat.render` does. A value that is no text is given as JSON."""
         texts, tag = [], self.before_calls
         for number, call in enumerate(calls):
             texts += [tag + self.between_calls * (number > 0) + self.before_name, call.name]
@@ -189,7 +191,7 @@ class Tags:
 
 
 def expect(text: str, position: int, tag: str) -> int:
-    """Where the tag ends that has to come next, after white space. Raises `CallError`."""
+    """Find the end of the tag that has to come next, after white space. Raises `CallError`."""
     position = skip_space(text, position)
     if not text.startswith(tag, position):
         raise CallError(f"expected {tag} but found {text[position : position + 20]!r}")
@@ -197,8 +199,8 @@ def expect(text: str, position: int, tag: str) -> int:
 
 
 def with_types(turn: ParsedTurn, tools: Tools) -> ParsedTurn:
-    """The turn of a format that has only text. What is no text by the tool's schema is read as JSON, if it is
-    JSON of that type.
+    """Return the turn of a format that has only text with typed values: what is no text by the tool's schema is read as
+    JSON, if it is JSON of that type.
     """
     written: list[ToolCall | MalformedCall] = []
     for call in turn.written:
@@ -229,7 +231,7 @@ def _typed(value: Any, schema: Any) -> Any:
 
 
 def _types(schema: Any) -> set[str]:
-    """The types that a schema names itself or in its alternatives; none where it leaves one open."""
+    """Return the types that a schema names itself or in its alternatives; none where it leaves one open."""
     if not isinstance(schema, Mapping):
         return set()
     alternatives = schema.get("anyOf") or schema.get("oneOf")
@@ -257,7 +259,7 @@ _PYTHON: Mapping[str, tuple[type, ...]] = {
 
 
 def first_of(tags: re.Pattern[str], text: str, start: int) -> int:
-    """Where the first of these tags is after `start`; the text's end where none is."""
+    """Find the place of the first of these tags from `start` on; the text's end where there is none."""
     found = tags.search(text, start)
     return found.start() if found else len(text)
 
@@ -270,7 +272,7 @@ def skip_space(text: str, position: int) -> int:
 
 @cache
 def tool_format(name: str) -> ToolFormat:
-    """The format of a name in `TOOL_FORMATS`, of SGLang's (`sglang.NAME`), or at a dotted path. Raises `UserError`."""
+    """Find a format by its name in `TOOL_FORMATS`, SGLang's (`sglang.NAME`), or a dotted path. Raises `UserError`."""
     if name.startswith("sglang."):
         return sglang_format(name)
     found: ToolFormat = load_registered(name, TOOL_FORMATS, "model.tool_format")
@@ -295,8 +297,8 @@ _PROBE_TOOL = {
 
 
 def sglang_format(name: str) -> ToolFormat:
-    """The format of `sglang.NAME`. Its `render` is None where SGLang does not say how such a call is written, or writes
-    what it can't read. Raises `UserError`.
+    """Make the format of `sglang.NAME`. Its `render` is None where SGLang does not say how such a call is written, or
+    writes what it can't read. Raises `UserError`.
     """
     try:
         module = importlib.import_module(_MODULE)
@@ -335,7 +337,7 @@ def _parse(detector_class: Any, tool_class: Any, name: str, text: str, tools: To
 
 
 def _tool(tool_class: Any, tool: Any) -> Any:
-    """A tool as SGLang has it; only its name where its schema is none for SGLang."""
+    """Convert a tool to SGLang's class; it has only its name where its schema is none for SGLang."""
     try:
         return tool_class.model_validate(tool)
     except ValueError:
@@ -382,12 +384,12 @@ class ReasoningFormat:
     close: str
 
     def opened_by(self, prompt_end: str) -> str:
-        """With what the prompt that ends so opens the turn's reasoning; empty where it does not."""
+        """Return the text by which a prompt that ends so opens the turn's reasoning; empty where it does not."""
         at = prompt_end.rfind(self.open)
         return prompt_end[at:] if at > prompt_end.rfind(self.close) else ""
 
     def split(self, text: str, *, opened: bool) -> tuple[str, str]:
-        """A turn's reasoning and what it says, without the white space that the format puts around each.
+        """Split a turn into its reasoning and what it says, without the white space that the format puts around each.
 
         Reasoning that is never closed goes on to the turn's end. A turn that does not begin with reasoning has none.
         """
@@ -405,5 +407,5 @@ REASONING_FORMATS = (THINK,)
 
 
 def reasoning_of(chat_template: str) -> ReasoningFormat | None:
-    """The format whose tags a chat template's source names."""
+    """Find the format whose tags a chat template's source names; None where it names none."""
     return next((one for one in REASONING_FORMATS if one.close in chat_template), None)

@@ -41,8 +41,8 @@ Message = Mapping[str, Any]
 
 
 async def endpoint_client(settings: RolloutSettings) -> EndpointClient:
-    """The connections of a run's agent to its endpoint, to be entered. Raises `UserError` where the environment has no
-    key by the name that is given.
+    """Make the connections of a run's agent to its endpoint, to be entered. Raises `UserError` where the environment
+    has no key by the name that is given.
 
     One request may take half as long as an episode's time budget.
     """
@@ -56,12 +56,12 @@ async def endpoint_client(settings: RolloutSettings) -> EndpointClient:
 
 
 async def spending_of(spending: Spending) -> Spending:
-    """The running loop's count of what is spent; the first caller's."""
+    """Return the running loop's count of what is spent, which is the first caller's."""
     return await opened_once("spending", lambda: nullcontext(spending))
 
 
 def key_of(variable: str) -> str:
-    """The key that a variable of the environment holds; empty where none is named. Raises `UserError`."""
+    """Read the key that a variable of the environment holds; empty where none is named. Raises `UserError`."""
     if not variable:
         return ""
     key = os.environ.get(variable, "").strip()
@@ -78,7 +78,7 @@ def key_of(variable: str) -> str:
 
 
 def require_endpoint(url: str) -> str:
-    """The URL without a slash at its end. Raises `UserError` for one that is no base of an API."""
+    """Return the URL without a slash at its end. Raises `UserError` for one that is no base of an API."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -96,7 +96,7 @@ def require_endpoint(url: str) -> str:
 
 @dataclass(eq=False)
 class EndpointClient:
-    """One pool of connections; use as an async context manager, in one event loop.
+    """One pool of connections, to be used as an async context manager in one event loop.
 
     url: the API's base, below which `/chat/completions` is. timeout, connect_timeout: seconds, of one request.
     What fails by a connection or with status 408, 409, 425, 429 or 5xx is asked `attempts` times, with doubling pauses
@@ -150,8 +150,8 @@ class EndpointClient:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: Mapping[str, Any]
     ) -> ChatReply:
-        """The model's next message. params: SGLang's names. Raises `EngineError`, of which `ContextFull` is one, and
-        `Refused`; cancelling drops the request.
+        """Ask for the model's next message. params: SGLang's names. Raises `EngineError`, of which `ContextFull` is
+        one, and `Refused`; cancelling drops the request.
         """
         retries = Counter[str]()
         while True:
@@ -205,7 +205,7 @@ class EndpointClient:
         return request | {"tools": [*tools]} if tools else request
 
     def _renamed(self, message: Message) -> Message:
-        """With its reasoning in the field that the endpoint's own had."""
+        """Return a message with its reasoning in the field in which the endpoint's own came."""
         given = dict(message)
         reasoning = given.pop("reasoning_content", None)
         return given | {self._reasoning: reasoning} if reasoning else given
@@ -230,7 +230,7 @@ class EndpointClient:
         return failure_of(status, headers, body, self.url)
 
     async def _with_models(self, failure: UserError | EngineError) -> UserError | EngineError:
-        """With the names of the models that there are, where the endpoint lists them."""
+        """Add to a failure the names of the endpoint's models, where it lists them without the one asked for."""
         try:
             status, _, body = await self._get("/models")
             listed = orjson.loads(body)["data"] if status == 200 else []

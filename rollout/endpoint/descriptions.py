@@ -28,7 +28,7 @@ returns, what it raises, and every case that differs from the others. Three to e
 
 
 def describer(url: str, model: str, spending: Path, key: str = "") -> Callable[[str], str]:
-    """A function from a source text to its description, of `MOST_CHARACTERS` at most.
+    """Return a function from a source text to its description, of `MOST_CHARACTERS` at most.
 
     url: the API's base. spending: the file to which each call's tokens are added. It is called outside of event loops,
     and raises `EngineError` where the endpoint does not answer or says nothing. Raises `UserError` for another address.
@@ -48,11 +48,11 @@ class _Said(msgspec.Struct):
 
 
 class KeptDescriptions:
-    """A model's descriptions in a file, a line each, so that none is paid for twice. asked: those that the model was
-    asked for. known: those that the file had."""
+    """A model's descriptions in a file, a line each, so that none is paid for twice. asked: how many the model was
+    asked for. known: how many the file had."""
 
     def __init__(self, path: Path, model: str, describe: Callable[[str], str]) -> None:
-        """Raises `UserError` where the file holds something else or can't be read."""
+        """Read the file. Raises `UserError` where the file holds something else or can't be read."""
         self._path, self._model, self._ask = path, model, describe
         self.asked = self.known = 0
         kept = files.read_given(path, "the descriptions") if path.exists() else b""
@@ -67,7 +67,7 @@ class KeptDescriptions:
         self._said = {line.source: line.text for line in lines if line.model == model}
 
     def describe(self, source: str) -> str:
-        """Raises what the model's `describe` does, and `FileError`."""
+        """Return the description of a source text. Raises what the model's `describe` does, and `FileError`."""
         if source in self._said:
             self.known += 1
             return self._said[source]

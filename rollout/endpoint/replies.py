@@ -46,7 +46,7 @@ class Unfit(EngineError):
 
 
 class Passing(EngineError):
-    """Worth another try. cause: a name to count it by. wait: seconds that the endpoint asks for; None: it does not."""
+    """The request may pass later. cause: a name to count it by. wait: seconds that the endpoint asks for, if any."""
 
     def __init__(self, cause: str, message: str, wait: float | None = None) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class Passing(EngineError):
 
 @dataclass(frozen=True)
 class ChatReply(Generation):
-    """What the model said, without its tokens. reasoning_field: the one of the message that it came in, if any."""
+    """A model's reply, without its tokens. reasoning_field: the message's field that the reasoning came in, if any."""
 
     text: str = ""
     reasoning: str = ""
@@ -101,7 +101,7 @@ class _Used(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """What is read of a reply; further fields are ignored."""
+    """The fields of a reply that are read; further ones are ignored."""
 
     choices: list[_Choice] | UnsetType = UNSET
     usage: _Used | None = None
@@ -109,7 +109,7 @@ class _Reply(msgspec.Struct):
 
 
 def parse_chat_reply(body: bytes) -> ChatReply:
-    """Raises `Passing` or `EngineError` for what is no reply of chat completions."""
+    """Parse the body of a reply. Raises `Passing` or `EngineError` for what is no reply of chat completions."""
     try:
         reply = msgspec.json.decode(body, type=_Reply)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -141,7 +141,7 @@ def parse_chat_reply(body: bytes) -> ChatReply:
 
 
 def failure_of(status: int, headers: Mapping[str, str], body: bytes, url: str) -> UserError | EngineError:
-    """Why a request was not answered."""
+    """Return the error that says why a request was not answered."""
     said, code = said_in(body), _code(body)
     what = f"{url} replied with status {status}: {said}"
     if status == 402 or code in _UNPAID:
@@ -160,7 +160,7 @@ def failure_of(status: int, headers: Mapping[str, str], body: bytes, url: str) -
 
 
 def retry_after(value: str, now: datetime | None = None) -> float | None:
-    """Seconds, of a header in seconds or with a date (RFC 9110, 10.2.3); None where it says nothing."""
+    """Read seconds from a header in seconds or with a date (RFC 9110, 10.2.3); None where it says nothing."""
     try:
         return max(0.0, float(value))
     except ValueError:
@@ -174,7 +174,7 @@ def retry_after(value: str, now: datetime | None = None) -> float | None:
 
 
 def said_in(body: bytes) -> str:
-    """An endpoint's own words for an error, on one line."""
+    """Return an endpoint's own words for an error, on one line."""
     found = _error(body)
     message = found.get("message") if isinstance(found, dict) else found
     text = message if isinstance(message, str) and message else body[:4096].decode("utf-8", "replace")
@@ -188,7 +188,7 @@ def _code(body: bytes) -> str:
 
 
 def _error(body: bytes) -> Any:
-    """`{"error": {"message", "code"}}` as OpenAI has it; others put these at the top, or under `detail`."""
+    """Find an error's `message` and `code`: OpenAI has them under `error`, others at the top or under `detail`."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -204,13 +204,13 @@ def _usage(used: _Used) -> Usage:
     return Usage(used.prompt_tokens, used.completion_tokens or 0, min(cached, used.prompt_tokens))
 
 
-# What the calls of an endpoint cost: counted as its replies say, kept in a file, and held against a budget.
+# The cost of an endpoint's calls is counted as its replies say, kept in a file, and held against a budget.
 SPENDING = "spending.jsonl"
 _MILLION = 1_000_000
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of model calls. `cached` ones are among those of the prompts."""
+    """The tokens of model calls. `cached` ones are among those of the prompts."""
 
     prompt: int = 0
     completion: int = 0
@@ -226,7 +226,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Prices:
-    """Dollars for a million tokens."""
+    """The prices of a million tokens in dollars."""
 
     prompt: float
     completion: float
@@ -239,7 +239,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent; None: no limit."""
+    """The limits on what may be spent; None: no limit."""
 
     dollars: float | None = None
     tokens: float | None = None
@@ -250,10 +250,11 @@ class Budget:
 
 @dataclass
 class Spending:
-    """Every model call that was answered, those of episodes that infrastructure broke or a kill cut short included.
+    """The tokens of all model calls that were answered, those of episodes that infrastructure broke or a kill cut short
+    included.
 
-    file: a line for each, so that a later attempt goes on counting. Not covered: a machine that loses its power, with
-    the lines of the last seconds.
+    file: has a line for each, so that a later attempt goes on counting. Not covered: a machine that loses its power,
+    with the lines of the last seconds.
     """
 
     file: Path
@@ -264,7 +265,7 @@ class Spending:
 
     @classmethod
     def of(cls, file: Path, prices: Prices | None = None, budget: Budget = Budget()) -> Self:
-        """With what earlier attempts have spent."""
+        """Count on from what earlier attempts have spent, as the file says."""
         spending = cls(file, prices=prices, budget=budget)
         written = file.read_bytes() if file.exists() else b""
         if written and not written.endswith(b"\n"):
@@ -278,12 +279,12 @@ class Spending:
 
     @property
     def dollars(self) -> float | None:
-        """None where no prices are given."""
+        """The dollars spent; None where no prices are given."""
         return self.prices.dollars(self.used) if self.prices else None
 
     @property
     def is_spent(self) -> bool:
-        """Whether the budget is."""
+        """True once one of the budget's limits is reached."""
         dollars, tokens = self.budget.dollars, self.budget.tokens
         spent = self.dollars
         too_dear = dollars is not None and spent is not None and spent >= dollars
@@ -307,7 +308,7 @@ class Spending:
 
 
 def _text(content: Any) -> str:
-    """A content's text, which some endpoints give in parts."""
+    """Return a content's text, which some endpoints give in parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -315,7 +316,7 @@ def _text(content: Any) -> str:
 
 
 def _called(call: _Call) -> MessageCall:
-    """With an id of its own where the endpoint gives none."""
+    """Convert a call, with an id of its own where the endpoint gives none."""
     given = call.function.arguments
     arguments = given if isinstance(given, str) else "" if given is None else orjson.dumps(given).decode()
     return MessageCall(call.id or f"call_{token_hex(12)}", call.function.name or UNNAMED, arguments)

@@ -19,7 +19,7 @@ from slime_swe.rollout.turns import Call, Turn
 
 
 def endpoint_policy(settings: RolloutSettings, client: EndpointClient) -> Policy:
-    """What samples, for `EndpointSession`s alone: there is no engine that takes tokens."""
+    """Make the policy for `EndpointSession`s, and for these alone: it has no engine that takes tokens."""
     return Policy(
         client=cast(Any, client),
         templates=cast(Any, Untokenised()),
@@ -30,7 +30,8 @@ def endpoint_policy(settings: RolloutSettings, client: EndpointClient) -> Policy
 
 
 class EndpointSession(ProxySession):
-    """The proxy's placing, limits and record; what the policy says is the endpoint's reply to the recorded messages.
+    """A session with the proxy's placing, limits and record; what the policy says is the endpoint's reply to the
+    recorded messages.
 
     Whatever protocol the agent speaks, the endpoint is asked for chat completions with the run's sampling parameters.
     """
@@ -69,7 +70,7 @@ class Estimated(Rendered):
 
 
 class Untokenised:
-    """In place of a `ChatTemplate` and of `Templates`."""
+    """A stand-in for `ChatTemplate` and for `Templates` that gives no tokens."""
 
     stop_token_ids: Sequence[int] = ()
 
@@ -99,7 +100,7 @@ class Untokenised:
 
 
 def messages_to(node: Node) -> list[dict[str, Any]]:
-    """A conversation up to a place, as chat completions take it."""
+    """Return a conversation up to a place, as chat completions take it."""
     return [_sent(turn) for each in node.path() for turn in each.turns]
 
 
@@ -113,7 +114,7 @@ def _sent(turn: Turn) -> dict[str, Any]:
 
 
 def _readable(call: Call) -> str:
-    """The arguments; an empty object for malformed ones: servers read a history's, and refuse what they can't."""
+    """Return the arguments, `{}` for malformed ones: servers read a history's, and refuse what they can't read."""
     return "{}" if read_arguments(call) is None else call.arguments
 
 

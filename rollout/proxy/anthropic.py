@@ -41,9 +41,9 @@ _ERRORS: Mapping[Kind, str] = {
 
 
 class AnthropicMessages:
-    """A `Wire`.
+    """The `Wire` of Anthropic's messages.
 
-    What is read and what is not: docs/proxy_protocols.md. `max_tokens` may be absent, as in a count of tokens.
+    docs/proxy_protocols.md says what is read and what is not. `max_tokens` may be absent, as in a count of tokens.
 
     A call's `input` has to be an object. If the policy wrote none, the input is {"__unparsedToolInput": {"raw": its
     text, "len": its length in bytes}}, streamed or not. This is the form in which Claude Code itself keeps such a call.
@@ -121,7 +121,7 @@ def _error(error: ProxyError) -> Object:
 
 
 def _system(asked: Object) -> list[str]:
-    """The system prompt, if there is one, without the client's line of accounting."""
+    """Return the system prompt, if there is one, without the client's line of accounting."""
     if type(asked.get("system")) is list:
         blocks = [reading.part(block, at) for at, block in reading.objects(asked, "system")]
         kept = [text for text in blocks if text and not text.startswith(_ACCOUNTING)]
@@ -190,7 +190,7 @@ def _call(block: Object, where: str) -> MessageCall:
 
 
 def _tools(asked: Object) -> tuple[list[Object], dict[str, str]]:
-    """The tools that are offered from the start, and by name the text that offers those which are not."""
+    """Return the tools that are offered from the start, and by name the text that offers those which are not."""
     offered, deferred = [], {}
     for at, given in reading.objects(asked, "tools"):
         kind = reading.text(given, "type", at)
@@ -215,7 +215,7 @@ def _tool(tool: Object, where: str) -> Object:
 
 
 def _input(call: MessageCall) -> str:
-    """JSON text of an object, as the policy wrote it wherever it did write one."""
+    """Return the JSON text of an object, as the policy wrote it wherever it did write one."""
     try:
         if type(orjson.loads(call.arguments)) is dict:
             return call.arguments
@@ -230,7 +230,7 @@ def _thinking(reply: Reply, text: str) -> Object:
 
 
 def _signature(reply: Reply) -> str:
-    """Clients may leave out thinking that has none. It proves nothing here: thinking that comes back is not read."""
+    """Sign thinking, which clients may leave out otherwise. It proves nothing: thinking that comes back is not read."""
     return f"sig_{reply.id}"
 
 

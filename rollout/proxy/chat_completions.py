@@ -44,9 +44,9 @@ _ERRORS: Mapping[Kind, tuple[str, str | None]] = {
 
 
 class ChatCompletions:
-    """A `Wire`.
+    """The `Wire` of OpenAI's chat completions.
 
-    What is read and what is not: docs/proxy_protocols.md. A call's arguments are given as the policy wrote them.
+    docs/proxy_protocols.md says what is read and what is not. A call's arguments are given as the policy wrote them.
     """
 
     head = b'{"model":"-","messages":['
@@ -110,14 +110,14 @@ class ChatCompletions:
 
 
 def error_body(error: ProxyError) -> Object:
-    """{"error": {"message", "type", "param", "code"}}, OpenAI's in both of its protocols."""
+    """Return OpenAI's error, {"error": {"message", "type", "param", "code"}}, which both of its protocols have."""
     kind, code = _ERRORS[error.kind]
     message = f"{TOO_LONG}: {error.message}" if error.kind == "context_length" else error.message
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def _refuse(asked: Object) -> None:
-    """What would be answered wrongly if it were left out of account."""
+    """Raise `ProxyError` for fields that would be answered wrongly if they were left out of account."""
     reading.allow(asked, "n", (1,), "one choice (1)")
     reading.allow(asked, "logprobs", (False,), "false (the proxy gives out no log-probabilities)")
     reading.allow(asked, "top_logprobs", (0,), "0 (the proxy gives out no log-probabilities)")

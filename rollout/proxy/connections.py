@@ -17,7 +17,7 @@ _SHOWN = 200  # characters of an error
 
 
 class Connection(asyncio.Protocol):
-    """Passes everything on to aiohttp's protocol, and remembers how the connection ended."""
+    """A protocol that passes everything on to aiohttp's, and remembers how the connection ended."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -27,8 +27,8 @@ class Connection(asyncio.Protocol):
         self.received = 0  # bytes, of all requests
 
     def is_unread(self, received: int) -> bool:
-        """Whether a client has not read all of an answer to a request that ended with the byte of this number, as far
-        as TCP can tell.
+        """Say whether a client has not read all of an answer to a request that ended with the byte of this number, as
+        far as TCP can tell.
 
         HTTP/1.1 clients send the next request once they have read the answer: then all of it was read, and what waits
         in the socket belongs to a later answer. A client that closes a connection before it has read everything resets
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Makes the protocol of each connection to one address, at most `most` at once; further ones end as they begin.
+    """The factory of connections to one address, at most `most` at once; further ones end as they begin.
 
     Each connection costs this process a file descriptor, and the client is an agent, which may open any number.
     `known` has those of all addresses, by aiohttp's protocol.
@@ -108,7 +108,7 @@ class Connections:
 
 
 class OneLine(logging.LoggerAdapter[logging.Logger]):
-    """For aiohttp: one line for a request that is not HTTP, and a traceback for what is our own fault."""
+    """A logger for aiohttp, with one line for a request that is not HTTP, and a traceback for what is our own fault."""
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
         if isinstance(exc_info, HttpProcessingError | web.RequestPayloadError):

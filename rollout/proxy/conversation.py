@@ -42,7 +42,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks for, whatever its protocol.
+    """A client's request, whatever its protocol.
 
     tools: function schemas as chat templates take them, {"type": "function", "function": {"name", "description",
     "parameters"}}. max_tokens: of the reply, None if the client does not say. sampling: the client's other sampling
@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the policy said, parsed. `id` and the ids of `calls` are unique, since clients merge items of one id.
+    """The policy's turn, parsed. `id` and the ids of `calls` are unique, since clients merge items of one id.
 
     finish: `length` if the reply was cut at its token limit. Token counts are the engine's; reasoning_tokens are among
     the completion's.
@@ -105,7 +105,7 @@ class ProxyError(Exception):
 
 
 class Wire(Protocol):
-    """One protocol: bytes in, bytes out; knows nothing of sessions or engines.
+    """One protocol: bytes in, bytes out. It knows nothing of sessions or engines.
 
     A reply to a streaming request is `opening`, any number of `keep_alive`s while the policy samples, and then
     `events`, or `failed` if sampling fails after the opening was sent.
@@ -114,11 +114,13 @@ class Wire(Protocol):
     head: bytes  # of a body that holds messages and nothing else: up to the first of them
 
     def parse(self, body: bytes) -> Request:
-        """Raises `ProxyError` (invalid_request) for whatever the protocol, or a text-only model, does not take."""
+        """Parse a body. Raises `ProxyError` (invalid_request) for what the protocol, or a text-only model, does not
+        take.
+        """
         ...
 
     def reply(self, request: Request, reply: Reply) -> bytes:
-        """The JSON body of a reply that is not streamed."""
+        """Return the JSON body of a reply that is not streamed."""
         ...
 
     def opening(self, request: Request, reply_id: str, created: int) -> bytes: ...
@@ -126,20 +128,20 @@ class Wire(Protocol):
     def keep_alive(self, request: Request, reply_id: str, created: int) -> bytes: ...
 
     def events(self, request: Request, reply: Reply) -> Iterator[bytes]:
-        """The server-sent events after the opening, in the pieces that a streaming client expects."""
+        """Yield the server-sent events after the opening, in the pieces that a streaming client expects."""
         ...
 
     def failed(self, error: ProxyError, reply_id: str) -> bytes:
-        """The protocol's event of an error within a stream that has begun, as that of the reply which it opened."""
+        """Return the event of an error within a stream that has begun, as that of the reply which it opened."""
         ...
 
     def error(self, error: ProxyError) -> bytes:
-        """The JSON body of an error."""
+        """Return the JSON body of an error."""
         ...
 
 
 def sse_event(data: Any, name: str = "") -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     body = orjson.dumps(data)
     for end, escape in _LINE_ENDS.items():
         body = body.replace(end.encode(), escape)
@@ -147,7 +149,7 @@ def sse_event(data: Any, name: str = "") -> bytes:
 
 
 def sse_pieces(text: str) -> Iterator[str]:
-    """The parts that a reply's text is streamed in."""
+    """Yield the parts that a reply's text is streamed in."""
     for start in range(0, len(text), PIECE):
         yield text[start : start + PIECE]
 
@@ -178,12 +180,12 @@ class Body:
 
     @property
     def news(self) -> int:
-        """How many bytes have to be parsed."""
+        """The number of bytes that have to be parsed."""
         return len(self.whole if self.added is None else self.added)
 
 
 class GrowingReader:
-    """Reads one session's requests in one protocol."""
+    """A reader of one session's requests in one protocol."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -193,7 +195,7 @@ class GrowingReader:
         return Body(body, self._kept, _added(self._kept, body) if self._kept else None)
 
     def parse(self, body: Body) -> Request:
-        """The request, as the wire itself parses it. Another thread may do this. Raises `ProxyError`."""
+        """Parse a request as the wire itself does. Another thread may do this. Raises `ProxyError`."""
         if body.before is None or body.added is None:
             return self._wire.parse(body.whole)
         try:
@@ -204,7 +206,7 @@ class GrowingReader:
         return replace(earlier, messages=earlier.messages + more.messages)
 
     def keep(self, body: Body, request: Request) -> None:
-        """The request was answered: the next one may go on from it."""
+        """Keep a request that was answered: the next one may go on from it."""
         before = body.before
         if before is None:
             rest = b""
@@ -226,7 +228,7 @@ def _added(kept: Kept, body: bytes) -> bytes | None:
 
 
 def _rest(before: bytes, earlier: Request, body: bytes, request: Request) -> bytes:
-    """What follows the messages in both bodies, from the bracket on; empty if more than the messages differs."""
+    """Return what follows the messages in both bodies, from the bracket on; empty if more than the messages differs."""
     at = _common(before, body)
     rest = before[at:]
     count = len(earlier.messages)
@@ -236,7 +238,7 @@ def _rest(before: bytes, earlier: Request, body: bytes, request: Request) -> byt
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """The length of the common prefix, in bytes."""
+    """Return the length of the common prefix, in bytes."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -248,7 +250,7 @@ def _common(one: bytes, other: bytes) -> int:
 
 
 def chat_message(turn: Turn) -> dict[str, Any]:
-    """Turns as messages of OpenAI's chat API."""
+    """Convert a turn to a message of OpenAI's chat API."""
     message: dict[str, Any] = {"role": turn.role, "content": turn.text}
     if turn.reasoning:
         message["reasoning_content"] = turn.reasoning
@@ -264,7 +266,7 @@ _DEEPEST = 100
 
 
 def read_arguments(call: Call | MessageCall) -> dict[str, Any] | None:
-    """The arguments by name; None where the policy wrote something else, or nested them more than 100 levels deep."""
+    """Read the arguments by name; None where the policy wrote something else, or nested them over 100 levels deep."""
     try:
         found = orjson.loads(call.arguments)
     except orjson.JSONDecodeError:
@@ -273,7 +275,7 @@ def read_arguments(call: Call | MessageCall) -> dict[str, Any] | None:
 
 
 def _fits(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested no deeper."""
+    """Say whether lists and objects are nested no deeper than so many levels."""
     if not isinstance(value, dict | list):
         return True
     inside = value.values() if isinstance(value, dict) else value

@@ -33,7 +33,7 @@ _HALF = re.compile(
 
 
 def load(body: bytes) -> Object:
-    """The JSON object that a request's body is; half a surrogate pair is read as U+FFFD, as no encoder can take it."""
+    """Read a request's body, a JSON object; half a surrogate pair becomes U+FFFD, as no encoder can take it."""
     if sum(map(body.count, _BEFORE_VALUES)) > MOST_VALUES and _values(body) > MOST_VALUES:
         raise ProxyError("invalid_request", f"the body is not JSON in UTF-8 of at most {MOST_VALUES} values")
     try:
@@ -52,7 +52,7 @@ def load(body: bytes) -> Object:
 
 
 def _values(body: bytes) -> int:
-    """About how many values JSON holds: the number of its strings, or of the commas and brackets outside these."""
+    """Estimate how many values JSON holds: the number of its strings, or of the commas and brackets outside these."""
     unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
     strings = unescaped.count(b'"') // 2
     if strings > MOST_VALUES:
@@ -62,7 +62,7 @@ def _values(body: bytes) -> int:
 
 
 def dump(value: Any, where: str) -> str:
-    """JSON text of what a client gave. Raises `ProxyError` where it is nested too deep to be written."""
+    """Write what a client gave as JSON text. Raises `ProxyError` where it is nested too deep to be written."""
     try:
         return orjson.dumps(value).decode()
     except TypeError as error:
@@ -97,7 +97,7 @@ def inside(where: str, key: str) -> str:
 
 
 def _typed(given: Mapping[str, Any], key: str, where: str, kind: type, allowed: str, default: Any = None) -> Any:
-    """A field of just this type. `default` is for one that is absent or null; None where it must be there."""
+    """Return a field of just this type. `default` is for one that is absent or null; None where it must be there."""
     value = given.get(key)
     if value is None and default is not None:
         return default
@@ -107,7 +107,7 @@ def _typed(given: Mapping[str, Any], key: str, where: str, kind: type, allowed: 
 
 
 def string(given: Mapping[str, Any], key: str, where: str = "") -> str:
-    """A string that must be there."""
+    """Return a string that must be there."""
     return cast(str, _typed(given, key, where, str, "a string"))
 
 
@@ -119,7 +119,7 @@ def name(given: Mapping[str, Any], key: str, where: str = "") -> str:
 
 
 def text(given: Mapping[str, Any], key: str, where: str = "") -> str:
-    """A string that may be absent or null, and is empty then."""
+    """Return a string that may be absent or null, and is empty then."""
     return cast(str, _typed(given, key, where, str, "a string or null", ""))
 
 
@@ -134,7 +134,7 @@ def object_(given: Mapping[str, Any], key: str, where: str = "") -> Object:
 def objects(
     given: Mapping[str, Any], key: str, where: str = "", allowed: str = "a list of objects"
 ) -> Iterator[tuple[str, Object]]:
-    """The objects of a list that may be absent or null, each with its path for errors."""
+    """Yield the objects of a list that may be absent or null, each with its path for errors."""
     value = given.get(key)
     if value is None:
         return
@@ -150,7 +150,7 @@ def objects(
 
 
 def parts(given: Mapping[str, Any], key: str, where: str = "") -> Iterable[tuple[str, Object]]:
-    """The parts of content, which may be a string (a part of text), null, absent or a list."""
+    """Return the parts of content, which may be a string (a part of text), null, absent or a list."""
     value = given.get(key)
     if type(value) is str:
         return [(inside(where, key), {"type": "text", "text": value})]
@@ -158,7 +158,7 @@ def parts(given: Mapping[str, Any], key: str, where: str = "") -> Iterable[tuple
 
 
 def tokens(given: Mapping[str, Any], *keys: str) -> int | None:
-    """A limit of tokens, by the first of its names that is given."""
+    """Return a limit of tokens, by the first of its names that is given."""
     for key in keys:
         value = given.get(key)
         if value is None:
@@ -170,7 +170,7 @@ def tokens(given: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def sampling(given: Mapping[str, Any], numbers: Iterable[str], others: Iterable[str]) -> Object:
-    """What of these the client gave: numbers are checked, the others are passed on as they are."""
+    """Return those of these fields that the client gave: numbers are checked, the others are passed on as they are."""
     found = {}
     for key in numbers:
         value = given.get(key)
@@ -195,7 +195,7 @@ def joined(
     between: str = "\n",
     stand_ins: bool = False,
 ) -> str:
-    """The text of content that is a string, null, absent, or a list of parts of `kinds`.
+    """Return the text of content that is a string, null, absent, or a list of parts of `kinds`.
 
     A part of another kind (an image, a file) is an error, or with `stand_ins` is replaced by a note: a tool's result
     was caused by the policy, and is no reason to refuse its client.
@@ -205,7 +205,7 @@ def joined(
 
 
 def part(given: Object, where: str, kinds: Sequence[str] = ("text",), *, stand_ins: bool = False) -> str:
-    """The text of one part of content."""
+    """Return the text of one part of content."""
     kind = given.get("type")
     if kind in kinds:
         return string(given, "text", where)
@@ -220,7 +220,7 @@ def one_of(names: Sequence[str]) -> str:
 
 
 def function(tool: str, description: str, parameters: Any, where: str) -> Object:
-    """A function's schema as chat templates take it; absent parameters mean that it takes none."""
+    """Return a function's schema as chat templates take it; absent parameters mean that it takes none."""
     if parameters is None:
         parameters = NO_PARAMETERS
     elif type(parameters) is not dict:
@@ -230,7 +230,7 @@ def function(tool: str, description: str, parameters: Any, where: str) -> Object
 
 
 def distinct(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """The tools, whose names must differ: a call says by name which it means."""
+    """Return the tools, whose names must differ: a call says by name which it means."""
     seen = set()
     for tool in tools:
         named = tool["function"]["name"]
@@ -241,7 +241,7 @@ def distinct(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...
 
 
 def history(messages: Sequence[Message], key: str = "messages") -> tuple[Message, ...]:
-    """The messages, which must ask for a reply: a client can't begin the policy's own turn.
+    """Return the messages, which must ask for a reply: a client can't begin the policy's own turn.
 
     An empty assistant message at the end is dropped.
     """

@@ -25,7 +25,7 @@ _NEXT = 2  # the sequence number after the opening's
 
 @dataclass(frozen=True)
 class Tool:
-    """What a name that the policy sees stands for, where that is not a function of the same name."""
+    """The tool that a name which the policy sees stands for, where that is not a function of the same name."""
 
     name: str
     namespace: str = ""
@@ -33,9 +33,9 @@ class Tool:
 
 
 class Responses:
-    """A `Wire`.
+    """The `Wire` of OpenAI's responses.
 
-    What is read and what is not: docs/proxy_protocols.md. Nothing is stored: a request holds its whole history.
+    docs/proxy_protocols.md says what is read and what is not. Nothing is stored: a request holds its whole history.
     Arguments are given as the policy wrote them. Those of a custom tool that hold no string `input` are its input.
     """
 
@@ -65,7 +65,7 @@ class Responses:
         return _event("response.created", 0, response=response) + self.keep_alive(request, reply_id, created)
 
     def keep_alive(self, request: Request, reply_id: str, created: int) -> bytes:
-        """The opening's second event once more."""
+        """Return the opening's second event once more."""
         return _event("response.in_progress", 1, response=_response(reply_id, request.model, created))
 
     def events(self, request: Request, reply: Reply) -> Iterator[bytes]:
@@ -88,7 +88,7 @@ class Responses:
 
 
 def _refuse(asked: Object) -> None:
-    """What would be answered wrongly if it were left out of account."""
+    """Raise `ProxyError` for fields that would be answered wrongly if they were left out of account."""
     whole = "nothing (no response is stored: send the whole conversation as input)"
     for key in ("previous_response_id", "conversation", "prompt"):
         reading.allow(asked, key, (), whole)
@@ -145,14 +145,14 @@ def _call(item: Object, where: str) -> MessageCall:
 
 
 def _flat(namespace: str, name: str) -> str:
-    """As Codex itself joins the two where a name must be one word."""
+    """Join a namespace and a name as Codex itself does where a name must be one word."""
     if not namespace or namespace == _PLAIN_NAMESPACE:
         return name
     return f"{namespace.rstrip('_')}__{name.lstrip('_')}"
 
 
 def _tools(given: Iterable[tuple[str, Object]], namespace: str = "") -> Iterator[tuple[Object, Tool | None]]:
-    """The schemas of the tools that a client runs, and what their names stand for."""
+    """Yield the schemas of the tools that a client runs, and what their names stand for."""
     for at, tool in given:
         kind = reading.string(tool, "type", at)
         if kind == "namespace" and not namespace:
@@ -174,7 +174,7 @@ def _schema(tool: Object, where: str, namespace: str) -> Object:
 
 
 def _grammar(tool: Object, where: str) -> str:
-    """What a custom tool demands of its input, for its description."""
+    """Return what a custom tool demands of its input, for its description."""
     if tool.get("format") is None:
         return ""
     given, at = reading.object_(tool, "format", where), f"{where}.format"
@@ -241,7 +241,7 @@ def _items(request: Request, reply: Reply) -> list[Object]:
 
 
 def _reasoning(reply: Reply) -> Object:
-    """Whole, and not as a summary. Nothing is encrypted: reasoning that comes back is not read."""
+    """Give the reasoning whole, and not as a summary. Nothing is encrypted: reasoning that comes back is not read."""
     content = [{"type": "reasoning_text", "text": reply.reasoning}]
     return {"type": "reasoning", "id": f"rs_{reply.id}", "status": "completed", "summary": [], "content": content}
 
@@ -276,7 +276,7 @@ _STREAMED = {  # the field that an item of each type is streamed by, and its eve
 
 
 def _item_events(item: Object) -> Iterator[tuple[str, Object]]:
-    """The events of one item of the output, by type, less what they all have."""
+    """Yield the events of one item of the output, by type, less what they all have."""
     begun = {**item, "status": "in_progress"}
     if item["type"] == "message":
         yield "response.output_item.added", {"item": {**begun, "content": []}}

@@ -53,7 +53,7 @@ _OPEN: set[Proxy] = set()  # of this process
 
 
 class Proxy:
-    """Serves the sessions that were added to it. Made by `open_proxy`; belongs to one event loop."""
+    """A server of the sessions that were added to it. `open_proxy` makes it, and it belongs to one event loop."""
 
     def __init__(self, runner: web.AppRunner) -> None:
         self._runner = runner
@@ -98,7 +98,7 @@ class Proxy:
         yield _route("*", "/{path:.*}", _guarded(chat, _nowhere))
 
     def _find(self, http: web.Request, key: str = "") -> ProxySession:
-        """The session that a request names. Raises `ProxyError` if there is none, or if the request does not carry
+        """Find the session that a request names. Raises `ProxyError` if there is none, or if the request does not carry
         `key` (by default the session's own).
         """
         if key:
@@ -129,7 +129,7 @@ class Proxy:
     async def _stream(
         self, session: ProxySession, http: web.Request, arrival: Arrival, request: Request
     ) -> web.StreamResponse:
-        """The opening at once, keep-alive events while the policy samples, and then the reply."""
+        """Send the opening at once, keep-alive events while the policy samples, and then the reply."""
         wire = arrival.wire
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         stamp = (secrets.token_hex(ID_BYTES), int(time.time()))
@@ -151,7 +151,7 @@ class Proxy:
         return response
 
     def _received(self, http: web.Request) -> int:
-        """How many bytes have come by the request's connection."""
+        """Return how many bytes have come by the request's connection."""
         connection = self._connections.get(http.protocol)
         return connection.received if connection is not None else 0
 
@@ -177,7 +177,7 @@ class Proxy:
 
 @asynccontextmanager
 async def open_proxy(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Proxy]:
-    """A proxy that listens on `host` (port 0: a free one), and on every socket that `Proxy.serve` is given."""
+    """Open a proxy that listens on `host` (port 0: a free one), and on every socket that `Proxy.serve` is given."""
     app = web.Application()
     # A client that goes away cancels its handler, and with it what is being sampled for it.
     log = OneLine(logging.getLogger(__name__), None)
@@ -213,7 +213,7 @@ def _route(method: str, path: str, handler: Handler) -> web.RouteDef:
 
 
 async def _ask_for_body(http: web.Request) -> None:
-    """What a client waits for that has sent `Expect: 100-continue`, unless it has gone."""
+    """Send what a client waits for that has sent `Expect: 100-continue`, unless it has gone."""
     expected = http.headers.get("Expect", "")
     if http.version < HttpVersion11:
         return  # RFC 9110, 10.1.1: the header means nothing there
@@ -224,7 +224,7 @@ async def _ask_for_body(http: web.Request) -> None:
 
 
 def _guarded(wire: Wire, handler: Handler) -> Handler:
-    """The handler, whose errors are replies in the protocol's form."""
+    """Wrap a handler so that its errors are replies in the protocol's form."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
@@ -251,7 +251,7 @@ async def _nowhere(http: web.Request) -> web.StreamResponse:
 
 
 async def _body(http: web.Request, session: ProxySession, arrival: Arrival) -> bytes:
-    """Compressed bodies are refused: 64 KiB can hold 64 MiB, which aiohttp would unpack in the event loop."""
+    """Read the body, unless it is compressed: 64 KiB can hold 64 MiB, which aiohttp would unpack in the event loop."""
     encoding = http.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise ProxyError(

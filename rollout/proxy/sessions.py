@@ -61,7 +61,7 @@ Finish = Literal["stop", "tool_calls", "length"]
 
 @dataclass(frozen=True)
 class Policy:
-    """What samples: the engine, and the model's templates. `model`: the name that clients are given."""
+    """The engine that samples, and the model's templates. `model`: the name that clients are given."""
 
     client: EngineClient
     templates: Templates
@@ -97,8 +97,8 @@ class Answer:
 
     @property
     def is_unread(self) -> bool:
-        """As far as is known. A client that has read all that it wants may end its connection before the last bytes,
-        as one does that was not reading: it gets the same answer but once more.
+        """True where no client has read all of it, as far as is known. A client that has read all that it wants may end
+        its connection before the last bytes, as one does that was not reading: it gets the same answer but once more.
         """
         if not self.connections:
             return True
@@ -109,14 +109,14 @@ class Answer:
         self.connections.clear()
 
     def sent(self, connection: Connection | None, received: int) -> None:
-        """All of it was written to a connection that had received so many bytes before. None if that has ended."""
+        """Note a connection that it was all written to, None if that has ended, and the bytes received there before."""
         if connection is not None:
             self.connections.append((connection, received))
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """What the policy said at a prompt of so many tokens; reasoning_tokens are among those that it sampled."""
+    """The policy's turn at a prompt of so many tokens; reasoning_tokens are among those that it sampled."""
 
     said: Message
     finish: Finish
@@ -186,7 +186,7 @@ class ProxySession:
             self._bytes_held -= arrival.bytes_held
 
     def hold(self, arrival: Arrival, size: int) -> None:
-        """So many further bytes of a request's body have come. Raises `ProxyError` where they are too many."""
+        """Count so many further bytes of a request's body. Raises `ProxyError` where they are too many."""
         if arrival.bytes_held + size > MAX_BODY_BYTES:
             raise ProxyError("too_large", f"a request may have {MAX_BODY_BYTES} bytes")
         if self._bytes_held + size > MOST_BYTES_HELD:
@@ -211,13 +211,13 @@ class ProxySession:
         return request
 
     async def count(self, arrival: Arrival, body: bytes) -> int:
-        """How many tokens a request's prompt has. Raises `ProxyError`."""
+        """Count the tokens of a request's prompt. Raises `ProxyError`."""
         request = await self._read(arrival, body)
         self._require_open()
         return (await self._placed(request)).prompt.node.end
 
     async def answer(self, arrival: Arrival) -> Answer:
-        """What the policy says to a request that was placed. Raises `ProxyError` where the engine fails.
+        """Return what the policy says to a request that was placed. Raises `ProxyError` where the engine fails.
 
         A request that is repeated while it is being answered, or after an answer that was not read, is a retry: it gets
         the same answer. The sampling is cancelled when all who wait for it are.
@@ -250,8 +250,8 @@ class ProxySession:
                     del self._in_flight[key]
 
     def history(self) -> dict[str, Any]:
-        """The record, for orjson, which writes dataclasses as objects: the training sequences so far, the calls and
-        their outcomes. A copy by `asdict` would take seconds of the event loop for the tokens of a long session.
+        """Return the record, for orjson, which writes dataclasses as objects: the training sequences so far, the calls
+        and their outcomes. A copy by `asdict` would take seconds of the event loop for the tokens of a long session.
         """
         return {
             "id": self.id,
@@ -314,7 +314,7 @@ class ProxySession:
         return size <= INLINE_BYTES and self._at_once <= INLINE_AT_ONCE
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """One of a session at a time, also of those whose client has gone: a thread can't be cancelled."""
+        """Run work in a thread, one of a session at a time, even if its client is gone: a thread can't be cancelled."""
         await self._heavy.acquire()
         working = asyncio.get_running_loop().run_in_executor(self.policy.threads, partial(work, *arguments))
         working.add_done_callback(self._worked)
@@ -329,7 +329,7 @@ class ProxySession:
         return self._readers.setdefault(wire, GrowingReader(wire))
 
     def _note_results(self, request: Request) -> None:
-        """Also of a request that is refused: the client has run these calls."""
+        """Count the results of calls, also in a request that is refused: the client has run these calls."""
         for message in reversed(request.messages):
             if not self._awaited:
                 break
@@ -344,7 +344,7 @@ class ProxySession:
             raise ProxyError("not_found", f"this session has ended: {self.ended or 'its agent is gone'}")
 
     def _require_room(self, prompt: Prompt) -> None:
-        """For one more turn, and for a reply to this prompt."""
+        """Require room for one more turn, and for a reply to this prompt. Raises `ProxyError`."""
         sampled = sum(not sampling.task.done() for sampling in self._in_flight.values())  # what is done is a turn
         if self.statistics.turns + sampled >= self.policy.max_turns:
             self.ended = StopReason.MAX_TURNS
@@ -393,12 +393,12 @@ class ProxySession:
         return answer
 
     def _forget_answer(self, turn: Turn | None) -> None:
-        """The client has gone on from this turn, so that it has seen it."""
+        """Forget the answer of a turn that the client has gone on from, and so has seen."""
         if turn is not None and turn.at.key in self._answers and self._answers[turn.at.key].turn is turn:
             del self._answers[turn.at.key]
 
     async def _spoken(self, request: Request, prompt: Prompt) -> Spoken:
-        """What the policy says. Raises `EngineError`."""
+        """Sample what the policy says. Raises `EngineError`."""
         generation, turn = await self._sample(request, prompt)
         said, finish = self._parse(request, generation, turn)
         return Spoken(said, finish, generation, prompt.node.end, turn.reasoning_tokens)
@@ -432,8 +432,8 @@ class ProxySession:
         return params
 
     def _parse(self, request: Request, generation: Generation, turn: SampledTurn) -> tuple[Message, Finish]:
-        """What a client is given: a malformed call as a call too, as clients handle it. A client that offered no tools
-        gets plain text.
+        """Return what a client is given: a malformed call as a call too, as clients handle it. A client that offered no
+        tools gets plain text.
         """
         cut = generation.finish_reason == "length"
         parsed = parse(turn.content, self.policy.tool_format, request.tools)
@@ -449,7 +449,7 @@ class ProxySession:
         return said, "length" if cut else "tool_calls"
 
     def _count(self, well_formed: Sequence[MessageCall]) -> None:
-        """Calls that the client will run."""
+        """Count calls that the client will run."""
         self.statistics.tool_calls.update(call.name for call in well_formed)
         self._awaited |= {call.id for call in well_formed}
 
@@ -468,12 +468,12 @@ def _plain(segment: Segment) -> dict[str, Any]:
 
 
 def _characters(request: Request, start: Start) -> int:
-    """Of a request, those that have to be looked at to place it."""
+    """Count the characters of a request that have to be looked at to place it."""
     texts = sum(len(one.text) + sum(len(call.arguments) for call in one.calls) for one in start.rest)
     return texts + (0 if start.prompt else len(orjson.dumps(request.tools)))
 
 
 def message_call(call: ToolCall | MalformedCall) -> MessageCall:
-    """A call as clients get it, under an id of ours."""
+    """Return a call as clients get it, under an id of ours."""
     written = call_of(call, f"call_{secrets.token_hex(ID_BYTES)}")
     return MessageCall(written.id, written.name, written.arguments)

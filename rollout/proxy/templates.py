@@ -28,11 +28,11 @@ _TOOL = {
 
 
 class Templates:
-    """The templates of one tokenizer, by lists of tools. Shared by all sessions: what is proven is remembered."""
+    """The templates of one tokenizer, by lists of tools. All sessions share them: what is proven is remembered."""
 
     def __init__(self, tokenizer: Any, tool_format: str, eos_ids: Iterable[int] = ()) -> None:
-        """eos_ids: as `ChatTemplate` takes them. Raises `TemplateError` where the chat template can't be used
-        token-exactly.
+        """Prove the chat template. eos_ids: as `ChatTemplate` takes them. Raises `TemplateError` where the chat
+        template can't be used token-exactly.
         """
         render = tool_format_of(tool_format).render
         if render is None:
@@ -45,7 +45,7 @@ class Templates:
         self._known: dict[bytes, ChatTemplate] = {}
 
     def of(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
-        """Several threads may ask. Raises `TemplateError`."""
+        """Return the template with these tools. Several threads may ask. Raises `TemplateError`."""
         key = orjson.dumps(tools)
         template = self._known.get(key)
         if template is None:
@@ -57,7 +57,7 @@ class Templates:
         return template
 
     def known(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate | None:
-        """The template, where it is at hand."""
+        """Return the template with these tools where it is at hand, else None."""
         return self._known.get(orjson.dumps(tools))
 
     @property
@@ -65,15 +65,15 @@ class Templates:
         return self._usual.stop_token_ids
 
     def read(self, tokens: Sequence[int]) -> SampledTurn:
-        """What a sampled turn says."""
+        """Read what a sampled turn says."""
         return self._usual.read(tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of a sampled turn, without its stop token."""
+        """Return the text of a sampled turn, without its stop token."""
         return self._usual.decode(tokens)
 
     def turn(self, said: Message) -> list[int]:
-        """Tokens of an assistant's message that the policy did not sample, without a stop token."""
+        """Return the tokens of an assistant's message that the policy did not sample, without a stop token."""
         pieces: list[Piece] = [0] if said.text else []
         contents = [said.text]
         if said.calls:

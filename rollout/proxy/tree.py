@@ -52,7 +52,7 @@ class Prompt:
 
 @dataclass(eq=False)
 class Turn:
-    """What was said at a prompt. `unmatched`: the policy did not say it."""
+    """The assistant's turn at a prompt. `unmatched`: the policy did not say it."""
 
     said: Message
     node: Node
@@ -65,7 +65,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Start:
-    """What is known of a request at once: it repeats the history up to `prompt`, if any, and goes on with `rest`."""
+    """The start of a request, known at once: it repeats the history up to `prompt`, if any, and goes on with `rest`."""
 
     prompt: Prompt | None
     rest: Sequence[Message]
@@ -73,7 +73,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a request's history ends, and which of its turns the client has changed."""
+    """The place at which a request's history ends, and those of its turns that the client has changed."""
 
     request: Request
     prompt: Prompt
@@ -96,7 +96,7 @@ class ConversationTree:
         self.unmatched: list[tuple[Message, Message | None]] = []
 
     def start(self, request: Request) -> Start:
-        """By the longest of the latest histories that a request repeats exactly."""
+        """Start at the longest of the latest histories that a request repeats exactly."""
         found: tuple[Request, Prompt] | None = None
         for earlier, prompt in self._latest:
             longer = found is None or len(earlier.messages) > len(found[0].messages)
@@ -105,8 +105,8 @@ class ConversationTree:
         return Start(found and found[1], request.messages[len(found[0].messages) if found else 0 :])
 
     def place(self, request: Request, start: Start | None = None) -> Placement:
-        """Where a request's history ends. Another thread may do this. Raises `ProxyError` for a history that the chat
-        template does not accept.
+        """Find where a request's history ends. Another thread may do this. Raises `ProxyError` for a history that the
+        chat template does not accept.
         """
         try:
             return self._place(request, start or self.start(request))
@@ -114,7 +114,7 @@ class ConversationTree:
             raise ProxyError("invalid_request", f"these messages can't be rendered: {error}") from error
 
     def is_proven(self, request: Request, start: Start) -> bool:
-        """Whether placing this needs no further proof of the chat template."""
+        """Say whether placing a request needs no further proof of the chat template."""
         if start.prompt is not None:
             template, opening, rest = start.prompt.template, None, start.rest
         else:
@@ -195,8 +195,8 @@ class ConversationTree:
         return known
 
     def _whole_turns(self, exchanges: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Some clients split a turn of parallel calls: each call of it has its results behind it. Such a turn is put
-        together again, with what follows it.
+        """Put split turns together again, with what follows them: some clients split a turn of parallel calls, so that
+        each call has its results behind it.
         """
         whole: Exchange | None = None
         for said, block in exchanges:
@@ -210,17 +210,17 @@ class ConversationTree:
             yield whole
 
     def _is_rest(self, said: Message, before: Message) -> bool:
-        """Whether a message has further calls of the turn that the assistant's message before it is of."""
+        """Say whether a message has further calls of the turn that the assistant's message before it is of."""
         turn = self._by_id(said)
         seen = {call.id for call in before.calls}
         return turn is not None and turn is self._by_id(before) and not any(call.id in seen for call in said.calls)
 
     def _by_id(self, said: Message) -> Turn | None:
-        """The recorded turn with one of a message's calls."""
+        """Find the recorded turn with one of a message's calls."""
         return next((self._by_call[call.id] for call in said.calls if call.id in self._by_call), None)
 
     def _splits(self, messages: Sequence[Message], at: int) -> bool:
-        """Whether the messages before a place and those behind it are of one turn."""
+        """Say whether the messages before a place and those behind it are of one turn."""
         before = next((one for one in reversed(messages[:at]) if one.role == "assistant"), None)
         return before is not None and at < len(messages) and self._is_rest(messages[at], before)
 
@@ -251,7 +251,7 @@ class ConversationTree:
         return Turn(said, node, key, prompt, unmatched=True)
 
     def _attribute(self, prompt: Prompt, said: Message, edited: list[Edited]) -> Turn | None:
-        """The recorded turn that a message repeats: by its calls' ids, else by its words, first at this prompt."""
+        """Find the recorded turn that a message repeats: by its calls' ids, else by its words, first at this prompt."""
         turn = self._by_id(said)
         if turn is not None:
             place = {call.id: at for at, call in enumerate(turn.said.calls)}
@@ -275,7 +275,7 @@ class ConversationTree:
 
 
 def _placed(messages: Sequence[Message], rendered: Rendered, began: float, ended: float) -> list[RecordedTurn]:
-    """Messages that a client has added, as they are recorded. Only a tool's result was long in the making."""
+    """Convert messages that a client has added to turns of the record. Only a tool's result was long in the making."""
     return [
         RecordedTurn(one.role, *content, began if one.role == "tool" else ended, ended, call_id=one.call_id)
         for one, content in zip(messages, rendered.contents, strict=True)
@@ -296,8 +296,8 @@ def _roles(messages: Sequence[Message]) -> list[str]:
 
 
 def words_of(message: Message) -> Key:
-    """A digest of the parts of a message by which two are compared: not white space, reasoning, ids, or the layout of
-    argument JSON.
+    """Return a digest of the parts of a message by which two are compared: not white space, reasoning, ids, or the
+    layout of argument JSON.
     """
     text = _without_thinking(message.text) if message.role == "assistant" else message.text
     parts = [part for call in message.calls for part in (call.name.encode("utf-8", "surrogatepass"), _values(call))]
@@ -305,7 +305,7 @@ def words_of(message: Message) -> Key:
 
 
 def _digest(*parts: bytes) -> Key:
-    """Parts of variable length but for one must be digests themselves."""
+    """Digest the parts. Those of variable length must, but for one, be digests themselves."""
     digest = blake2b(digest_size=16)
     for part in parts:
         digest.update(part)
@@ -313,7 +313,7 @@ def _digest(*parts: bytes) -> Key:
 
 
 def _words(text: str) -> bytes:
-    """A digest of a text's words. A long text is read in parts: all its words at once would take much memory."""
+    """Return a digest of a text's words. A long text is read in parts: all its words at once would take much memory."""
     digest = blake2b(digest_size=16)
     begun = apart = False  # whether a word came before, and white space after it
     for start in range(0, len(text), _PART):
@@ -343,14 +343,14 @@ def _values(call: MessageCall) -> bytes:
 
 
 def _goes_on(request: Request, earlier: Request) -> bool:
-    """Whether a history is an earlier one, to the letter, or that with a reply after it."""
+    """Say whether a history is an earlier one, to the letter, or that with a reply after it."""
     messages, count = request.messages, len(earlier.messages)
     fits = len(messages) == count or (len(messages) > count and messages[count].role == "assistant")
     return fits and messages[:count] == earlier.messages and request.tools == earlier.tools
 
 
 def _normal(messages: Sequence[Message]) -> list[Message]:
-    """One system message, at the head: further ones there are joined to it, and later ones are a user's."""
+    """Keep one system message, at the head: further ones there are joined to it, and later ones become a user's."""
     head = list(itertools.takewhile(lambda message: message.role == "system", messages))
     rest = [replace(one, role="user") if one.role == "system" else one for one in messages[len(head) :]]
     return [Message("system", "\n\n".join(one.text for one in head)), *rest] if head else rest
@@ -362,7 +362,7 @@ def _until_assistant(messages: Sequence[Message]) -> tuple[Sequence[Message], Se
 
 
 def _exchanges(messages: Sequence[Message]) -> Iterator[Exchange]:
-    """Each turn of the assistant, messages of one turn joined, and what follows it."""
+    """Yield each turn of the assistant, messages of one turn joined, and what follows it."""
     rest: Sequence[Message] = _normal(messages) if messages else ()
     while rest:
         turn = list(itertools.takewhile(lambda message: message.role == "assistant", rest))
@@ -378,7 +378,7 @@ def _joined(turn: Sequence[Message]) -> Message:
 
 
 def _in_order_of_calls(block: Sequence[Message], calls: Sequence[MessageCall]) -> list[Message]:
-    """Results in the order of the calls that they answer; the rest of the block stays behind them."""
+    """Sort results into the order of the calls that they answer; the rest of the block stays behind them."""
     place: Mapping[str, int] = {call.id: at for at, call in enumerate(calls)}
     results = [message for message in block if message.role == "tool" and message.call_id in place]
     others = [message for message in block if message.role != "tool" or message.call_id not in place]

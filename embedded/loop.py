@@ -2,20 +2,20 @@
 
 1. begin an attempt, and, on resumption, cut the run's journals back to its newest whole checkpoint;
 2. start the server, unless one is given, and bring it to the policy's weights;
-3. evaluate, once, before the first rollout;
+3. evaluate before the first rollout, unless the run is resumed;
 4. for each rollout: sample groups of episodes, train on those that are kept, sync the new weights to the server, record
    the step, evaluate where it is due, and save a checkpoint;
-5. evaluate after the last rollout, and write the learning curve and `summary.json`.
+5. evaluate after the last rollout, if there was one, and write the learning curve and `summary.json`.
 
 What tests hold of it:
 
 - A run that is killed at any moment, or told to stop, resumes with nothing lost and nothing counted twice.
 - With deterministic inference and the schedule `sync`, one seed gives one run, to the bit, resumed or not, whatever the
   number of episodes at once.
-- One process writes a run; one whose run was taken from it stops before it writes anything more.
+- One process writes a run; one whose run was taken from it saves no checkpoint any more, and stops.
 - A run is resumed with the arguments that make it what it is, or not at all, from the newest checkpoint that is whole.
-- The model is reached over HTTP only, and everything about tasks, agents and rewards through SLiME's hooks by dotted
-  path: the same plug-ins run under SLiME itself.
+- The policy is sampled over HTTP only, and all that is about tasks, agents and rewards is reached through SLiME's
+  hooks by dotted path: the same plug-ins run under SLiME itself.
 - Each episode of a group that was judged is recorded, also where the group is dropped and not trained on.
 - What infrastructure broke is counted apart and never trained on.
 """
@@ -96,7 +96,7 @@ async def _run(args: Namespace, progress: Progress, attempt: Attempt) -> dict[st
 def _resume_point(args: Namespace, run_dir: Path) -> Checkpoint | None:
     """Find the checkpoint to go on from, and cut the journals back to it."""
     if not args.load:
-        if checkpoint.latest(Path(args.save)) is not None or Journal(run_dir / JOURNALS[0]).size():
+        if checkpoint.latest(Path(args.save)) is not None or Journal(run_dir / METRICS).size():
             raise ResumeError(f"{run_dir} holds an earlier run: resume it, or choose another run directory")
         return None
     found = checkpoint.latest(Path(args.save), Checkpoint.require_loadable)
@@ -119,7 +119,7 @@ class _Loop:
         self.args, self.progress, self.clock, self.found, self.attempt = args, progress, clock, found, attempt
         self.run_dir = Path(args.swe_run_dir)
         self.weights_dir = self.run_dir / "weights"
-        self.journal = Journal(self.run_dir / JOURNALS[0])
+        self.journal = Journal(self.run_dir / METRICS)
         self.configuration = checkpoint.configuration(args)
         _fix_numerics(args)
         self.hooks = Hooks.load(args)
@@ -178,7 +178,7 @@ class _Loop:
         return summary
 
     async def step(self, rollout_id: int) -> None:
-        """Make one rollout. What is written before the checkpoint is cut away where the run resumes without it."""
+        """Make one rollout. The checkpoint comes last: a run that is resumed without it cuts away what was written."""
         rollout, metrics, shown = await self.sample(rollout_id)
         metrics |= await self.train(rollout_id, rollout)
         with self.clock.phase("weight_sync"):

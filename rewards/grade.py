@@ -2,19 +2,20 @@
 
 What happens to a patch, in this order, and the file that does it:
 
-1. *Refused*, without being run: it is empty, too large, or can't be applied (here, by `patches/`).
+1. *Refused*, without being run, where it is empty or too large. Where it can't be applied (`slime_swe.patches`), the
+   grader that tries refuses it.
 2. *Guarded*: what it changes of that which decides its own verdict is undone (`guard.py`).
 3. *Run* in a fresh sandbox with the tests restored (`test_log.py`, `swebench/grader.py`, `written.py`), or in one that
    holds no answer (`call_values.py`, `arc.py`). Where only a text is compared, nothing runs (`diff.py`,
    `vulnerability.py`).
 4. *Believed*, if a log says that it is right, only with a witness: a second run, whose tests withhold what they expect
    and must fail (`negative_control.py`; `mutated_files.py` makes these tests).
-5. *Valued* by its outcome (`value_of`). Declared components are added (`compose.py`), and the episodes of a task are
-   compared (`advantages.py`).
+5. *Valued* by its outcome (`value_of`). `slime_plugin.py`, which calls `grade` for each episode, adds the declared
+   components (`compose.py`) and compares the episodes of a task (`advantages.py`).
 
 What tests hold:
 
-- A grader that fails gives no reward: `GraderError` ends the grading, and the episode is aborted and tried again.
+- A grader that fails gives no reward: `GraderError` ends the grading, and the finished episode is graded again.
 - What the agent touched is not trusted: of its episode a grader gets the patch alone.
 - What the policy does is no failure of the grader: a patch that fills the sandbox's disk is refused (`room.py`).
 - A log without a witness for any FAIL_TO_PASS test earns no reward, whatever it says (`unwitnessed`).
@@ -119,7 +120,8 @@ class Trial:
 
     tests: each expected test → whether it passed; one that did not run failed. solved: the oracle's decision.
     exit_code: of what ran the tests, None where that is not known. details: further evidence, as plain JSON types.
-    rejected: the outcome where the results are not to be believed (`details["rejection_reason"]` says why); reward 0.
+    rejected: the outcome where the results are not to be believed (`details["rejection_reason"]` says why); it is worth
+    what a failure is.
     quality: what the patch is worth in mode `fraction`, -1 to 1, where that is not the share of tests that pass.
     components: further parts of the score, by name, which are logged.
     """
@@ -140,7 +142,7 @@ class Trial:
 
 
 class GraderError(InfrastructureError):
-    """The grader itself failed, never the policy. The episode is aborted and tried again."""
+    """The grader itself failed, never the policy. The grading is tried again; the episode has no reward until then."""
 
 
 @dataclass(frozen=True)

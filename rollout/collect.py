@@ -16,7 +16,8 @@ episode is played and tried again is in `play`; which groups make a batch, in `s
 - No more episodes sample at once than there are slots; an episode frees its slot before it is graded.
 - The data source hears of each episode's outcome once, and never of one that infrastructure broke.
 - A policy whose first hundred episodes hold no tool call ends the run, before it is paid for.
-- After an error or a cancellation no episode is left running. What fails between two batches ends the next `collect`.
+- After an error or a cancellation no episode is left running. What fails between two batches ends the next
+  `collect` that has to wait.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from slime_swe.rollout.scheduling.schedulers import (
 from slime_swe.sample import Sample
 
 _log = logging.getLogger(__name__)
-MOST_OF_A_TASK = 3  # times that a task's groups are put off, one after the other
+MOST_OF_A_TASK = 3  # groups of a task that infrastructure breaks, one after the other, before the task is set aside
 _GENERATE = "slime_swe.rollout.slime_plugin.generate"  # the one generate function whose records have every call
 
 
@@ -79,9 +80,9 @@ class Driver:
     """Begins, plays and judges one run's groups. Use in one event loop.
 
     A group that infrastructure leaves without episodes enough is put off: another may begin in its place, and it begins
-    again once an episode that began later has come to a sound end, so that infrastructure works. If it is put off
-    `MOST_OF_A_TASK` times, its task is set aside. What is sound or finished in it is kept as long as the weights are
-    the same.
+    again once an episode that began later has come to a sound end, so that infrastructure works. The third such group
+    of a task in a row (`MOST_OF_A_TASK`) is dropped, and the task set aside. What is sound or finished in a group is
+    kept as long as the weights are the same.
 
     goes_on: between two calls of `collect` too groups are played and begun. Without it, those that a batch leaves
     unfinished wait at the `gate` with their sandboxes open; `abort` has the engines drop what they sample for them.

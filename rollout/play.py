@@ -14,8 +14,9 @@ how often, and what counts it, from the innermost to the outermost; each takes u
    groups of its task, which the driver counts. An evaluation's episode instead, by `evaluation.evaluate`: `ROUNDS`
    times in all.
 
-There is a pause between two tries (`scheduling.outage.pause`; the client has its own). During an outage tries begin one
-by one until it ends, or has lasted so long that it ends the run.
+A try of 3 is up to `swe_max_attempts` of 2. `Play.tries` goes on counting where a group is put off, so that each of its
+episodes is tried once more then. There is a pause between two tries (`scheduling.outage.pause`; the client has its
+own). During an outage tries begin one by one until it ends, or has lasted so long that it ends the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`Engine`: what turns samples into gradients. It states here what it can do; nothing else names an engine.
+"""`Engine`: what turns samples into gradients. It states here what it can do. No other module asks for an
+engine's name but `launch/slime/render.py`, which knows that the embedded one does not sample while it trains.
 
 Adding one is a subclass in one file, given to a recipe by its dotted path (`engine=my_engine.MyEngine`); a line in
 `ENGINES` gives it a short name.

@@ -1,4 +1,4 @@
-"""What this machine and this shell give to a run: cores, memory, open files, shared memory, room on disks."""
+"""Checks of what this machine and this shell give to a run: cores, memory, open files, shared memory, room on disks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEARLY = 0.95  # a machine of 64 GiB shows a little less
 
 
 def check_capacity(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """Cores and memory against what the recipe says the machine has."""
+    """Compare cores and memory with what the recipe says the machine has."""
     cores, memory = len(os.sched_getaffinity(0)), memory_bytes() / GIB
     cluster = recipe.cluster
     found = f"{cores} CPU cores, {memory:.1f} GiB memory"
@@ -37,7 +37,7 @@ def check_capacity(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def memory_bytes() -> int:
-    """Of the machine, or less where a control group bounds this process."""
+    """Return the memory of this machine in bytes, or less where a control group bounds this process."""
     bounds = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -49,7 +49,7 @@ def memory_bytes() -> int:
 
 
 def check_limits(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """`ulimit -n`; for a GPU run also `ulimit -l` and the size of /dev/shm."""
+    """Check `ulimit -n`; for a GPU run also `ulimit -l` and the room in /dev/shm."""
     engine = engine_of(recipe)
     yield _open_files(engine)
     if not engine.on_gpus:
@@ -66,7 +66,7 @@ def check_limits(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def _open_files(engine: Engine) -> Finding:
-    """Ray raises the soft limit to the hard one, up to 65,536."""
+    """Check the limit of open files, of which Ray raises the soft one to the hard one, up to 65,536."""
     least, usual = engine.open_files
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (float("inf") if limit == resource.RLIM_INFINITY else limit for limit in limits)
@@ -92,7 +92,7 @@ def _shared_memory() -> Finding:
 
 
 def check_run_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """A checkpoint is written before the one before it can go, so two must fit."""
+    """Check the room in the run's folder: a checkpoint is written before the one before it can go, so two must fit."""
     folder = Path(recipe.run.dir)
     shape, exports, count = recipe.model.shape, recipe.most_exports, recipe.most_checkpoints
     export = WEIGHT_BYTES * shape.parameters
@@ -113,7 +113,8 @@ def check_run_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def unwritable(folder: Path) -> str:
-    """Why nothing can be written there, in a file system that really was asked; empty where something can."""
+    """Say why nothing can be written in a folder, or in the nearest above it that is there, by writing to its file
+    system; empty where something can."""
     place = existing(folder)
     try:
         with tempfile.TemporaryFile(dir=place) as file:
@@ -128,18 +129,18 @@ def free_bytes(folder: Path) -> int:
 
 
 def existing(folder: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
+    """Return the folder itself, or the nearest above it that is there."""
     folder = folder.expanduser().absolute()
     return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def size(count: float) -> str:
-    """`512 MiB`, `1.5 GiB`."""
+    """Write a number of bytes as `512 MiB` or `1.5 GiB`."""
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
 
 
 def check_model_folder(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """Room for what is not there yet: the checkpoint, and its copy in Megatron's format."""
+    """Check the room for what is not there yet: the checkpoint, and its copy in Megatron's format."""
     folder = Path(recipe.model.folder)
     came = checkpoint_path(recipe.model.checkpoint, recipe.model.folder)
     missing = [place for place in (came, converted_folder(recipe)) if not place.is_dir()]

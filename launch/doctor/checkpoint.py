@@ -28,7 +28,7 @@ _AGAIN = "download or copy it again: `hf download` resumes what a broken connect
 
 
 def check_checkpoint(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """config.json against the recipe, then the weights and the tokenizer."""
+    """Compare config.json with the recipe, then check the weights and the tokenizer."""
     try:
         folder = checkpoint_folder(recipe.model.checkpoint, recipe.model.folder)
     except UserError as error:
@@ -41,7 +41,7 @@ def check_checkpoint(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def _download(recipe: Recipe) -> str:
-    """Of an `ORG/NAME`; nothing for a folder, of which nobody knows where it came from."""
+    """Return the command that downloads an `ORG/NAME`; empty for a folder, of which nobody knows where it came from."""
     spec = recipe.model.checkpoint
     folder = checkpoint_path(spec, recipe.model.folder)
     return f"hf download {spec} --local-dir {shlex.quote(str(folder))}" if folder.parts[-2:] == Path(spec).parts else ""
@@ -61,7 +61,7 @@ def _shape(recipe: Recipe, folder: Path) -> Iterator[Finding]:
 
 
 def _weights(folder: Path) -> Finding:
-    """Every shard that the index names is there and whole, as far as the header of each says."""
+    """Check that every shard which the index names is there and whole, as far as the header of each says."""
     try:
         shards = _shards(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -93,7 +93,8 @@ ONE_GPU = 20e9  # bytes of weights that one GPU converts with room to spare
 
 
 def conversion(recipe: Recipe) -> str:
-    """Lines for a shell. Several processes share the layers by pipeline, so that each holds a part of them."""
+    """Return the command that converts the checkpoint for Megatron, as lines for a shell. Several processes share the
+    layers by pipeline, so that each holds a part of them."""
     model, upstream = recipe.model, upstream_of(recipe)
     checkouts = upstream.checkouts()
     folder = checkpoint_path(model.checkpoint, model.folder)
@@ -111,12 +112,12 @@ def conversion(recipe: Recipe) -> str:
 
 
 def continued(*parts: str) -> str:
-    """A command, each part on a line of its own."""
+    """Join the parts of a command, each on a line of its own."""
     return " \\\n  ".join(parts)
 
 
 def check_converted(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """The policy that training starts from, and the KL penalty's reference."""
+    """Check the converted checkpoint: the policy that training starts from, and the KL penalty's reference."""
     if recipe.algorithm.lora_rank:
         yield skipped("converted", "an adapter is trained beside the weights in Hugging Face format")
         return
@@ -129,7 +130,7 @@ def check_converted(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def unfinished(folder: Path) -> str:
-    """What a conversion has left out; empty where it is complete."""
+    """Say what a conversion has left out; empty where it is complete."""
     try:
         name = (folder / TRACKER).read_text(encoding="ascii").strip()
     except OSError:
@@ -141,7 +142,7 @@ def unfinished(folder: Path) -> str:
 
 
 def check_chat(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """Both need the checkpoint; without one they are skipped."""
+    """Check the chat template and its tool calls. Both need the checkpoint; without one they are skipped."""
     try:
         folder = str(checkpoint_folder(recipe.model.checkpoint, recipe.model.folder))
     except UserError:
@@ -165,7 +166,7 @@ def check_chat(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def _tool_calls(tokenizer: Any, written: str) -> Finding:
-    """The policy was taught to write calls as its template renders them; the parser must read these back."""
+    """Check that the parser reads back calls as the template renders them: so the policy was taught to write them."""
     fits = readers(partial(tokenizer.apply_chat_template, tokenize=False), written)
     if fits is None:
         return skipped("tool calls", "the template renders no tool calls, so there is nothing to compare with")

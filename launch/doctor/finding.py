@@ -1,4 +1,4 @@
-"""`Finding`: what one check has to say, with what to do about it; the report of all; what they ask of a machine."""
+"""`Finding` is what one check has to say, with what to do about it; `show` reports all; checks ask by a `Machine`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ MARKS = {Status.OK: "[green]ok[/]", Status.WARNING: "[yellow]warning[/]", Status
 
 
 def show(findings: Sequence[Finding], console: Console | None = None) -> None:
-    """What was found; after each warning and failure, what to do about it; at the end commands, as they are pasted."""
+    """Print what was found, after each warning and failure what to do about it, and at the end commands to paste."""
     console = console or Console()
     console.width = min(console.width, WIDTH)
     table = Table(box=SIMPLE, show_header=False, pad_edge=False)
@@ -97,7 +97,7 @@ class MachineError(InfrastructureError):
 
 @dataclass(frozen=True)
 class Machine:
-    """seconds: for any command to answer."""
+    """This machine, which checks ask by running commands. seconds: how long any command may take to answer."""
 
     seconds: float = 15.0
 
@@ -105,7 +105,7 @@ class Machine:
         return shutil.which(program) is not None
 
     def ask(self, *command: str) -> str:
-        """What the command prints, errors included. Raises `MachineError` unless it exits with 0 in time."""
+        """Run a command; return its output, errors included. Raises `MachineError` unless it exits with 0 in time."""
         asked = " ".join(command)
         if not self.has(command[0]):
             raise MachineError(f"there is no program {command[0]!r} on PATH")

@@ -22,7 +22,7 @@ _TOLERANCE = 0.98  # of a GPU's nominal memory: error correction and firmware ke
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. `memory` and `used` in MiB."""
+    """One GPU; `memory` and `used` are in MiB."""
 
     index: int
     uuid: str
@@ -34,7 +34,7 @@ class Gpu:
 
 
 def check_gpus(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """Count, kind, driver and what already occupies them."""
+    """Check the number of GPUs, their kind and driver, and what already occupies them."""
     wanted, address = recipe.cluster.gpus_per_node, recipe.cluster.ray_address
     if address and not machine.has("nvidia-smi"):
         yield skipped("gpus", f"none here; the job goes to the cluster at {address}: run this on its nodes too")
@@ -57,7 +57,7 @@ def check_gpus(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def parse(text: str) -> tuple[list[Gpu], list[str]]:
-    """The GPUs in the answer to `COMMAND`, and its lines that tell of none."""
+    """Read the GPUs in the answer to `COMMAND`; return its lines that tell of none too."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     rows = [match.groups() for line in lines if (match := _ROW.fullmatch(line))]
     gpus = [Gpu(int(index), uuid, name, version, int(memory), int(used), mig == "Enabled")
@@ -71,7 +71,7 @@ _BROKEN = "run `nvidia-smi` yourself: where it fails too, the driver must be put
 
 
 def _counted(gpus: Sequence[Gpu], wanted: int) -> Iterator[Finding]:
-    """How many there are, may be seen, and are whole."""
+    """Check how many GPUs there are, how many may be seen, and that all are whole."""
     kinds = sorted({gpu.name for gpu in gpus})
     found = f"{len(gpus)} × {' and '.join(kinds)}, {gpus[0].memory / 1024:.1f} GiB each"
     if len(gpus) < wanted:
@@ -93,9 +93,9 @@ def _counted(gpus: Sequence[Gpu], wanted: int) -> Iterator[Finding]:
 
 
 def _of_kind(gpus: Sequence[Gpu], kind: str) -> Iterator[Finding]:
-    """Less memory than planned for will not do; another chip runs, but as nobody has planned.
+    """Compare the GPUs with the planned kind: less memory will not do; another chip runs, but as nobody has planned.
 
-    A kind that is none is left to the recipe's rules.
+    A kind that is not of the form `CHIP-NGB` is left to the recipe's rules.
     """
     named = re.fullmatch(r"(\w+)-(\d+)GB", kind)
     if named is None:
@@ -131,7 +131,8 @@ _NO_MATRIX = "run `nvidia-smi topo -m` yourself: it should draw a matrix, where 
 
 
 def check_links(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """Tensor-parallel groups exchange activations in every layer: without NVLink they crawl, but they run."""
+    """Check that NVLink joins the GPUs, and fast network cards the nodes. Tensor-parallel groups exchange activations
+    in every layer: without NVLink they crawl, but they run."""
     wanted = recipe.cluster.gpus_per_node
     if not machine.has("nvidia-smi"):
         yield skipped("nvlink", "no nvidia-smi")
@@ -147,7 +148,7 @@ def check_links(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def parse_links(text: str) -> tuple[dict[tuple[int, int], str], list[str]]:
-    """Pair of GPUs -> their link (`NV18`, `PIX`, `SYS` ...), and the names of the network cards."""
+    """Return the link of each pair of GPUs (`NV18`, `PIX`, `SYS` ...), and the names of the network cards."""
     lines = [line.split() for line in _ESCAPES.sub("", text).splitlines()]
     header = next((cells for cells in lines if cells and cells[0] == "GPU0"), [])
     columns = [word for word in header if re.fullmatch(r"GPU\d+", word)]

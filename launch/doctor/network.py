@@ -1,4 +1,4 @@
-"""Ports that must be free, and servers that must be there."""
+"""Checks of ports that must be free, and of servers that must be there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ANSWER_SECONDS = 5.0
 
 
 def check_ports(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """The router's port is free where this run starts a router; else the router answers there."""
+    """Check that the router's port is free where this run starts a router; else that the router answers there. So must
+    external engines."""
     ip, port = recipe.serving.router_ip, recipe.serving.router_port
     if ip:
         host = f"[{ip}]" if ":" in ip else ip
@@ -34,7 +35,7 @@ def check_ports(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def check_ray(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """The named cluster answers, is of the tested version and has the GPUs; without one, no other Ray is here."""
+    """Check that the named cluster answers, has the tested version and the GPUs; without one, that no Ray is here."""
     cluster, tested = recipe.cluster, packages(upstream_of(recipe))["ray"]
     if cluster.ray_address:
         address, version = existing(cluster.ray_address)
@@ -54,7 +55,7 @@ def check_ray(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def check_proxies(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """What a run does with the proxies of this shell: its own machines are reached without, SOCKS by nobody."""
+    """Say what a run does with this shell's proxies: its own machines are reached without, and SOCKS is left out."""
     found = proxies()
     socks = [name for name, proxy in found.items() if speaks_socks(proxy)]
     if not found:
@@ -70,7 +71,7 @@ def check_proxies(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def check_interface(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """`cluster.interface` is one of this machine's; where gloo would take the loopback's, who says which it is."""
+    """Check that `cluster.interface` is one of this machine's; if empty, that gloo would not take the loopback's."""
     cluster, named = recipe.cluster, recipe.cluster.interface
     present = [name for _, name in socket.if_nameindex()]
     if named and cluster.ray_address:
@@ -91,7 +92,7 @@ def check_interface(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def _loopback() -> str:
-    """The loopback address that this machine's name resolves to; empty where it is another."""
+    """Return the loopback address that this machine's name resolves to; empty where it is another."""
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:

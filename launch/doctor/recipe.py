@@ -1,5 +1,5 @@
-"""What a run would load first: the recipe's rules and plan, its task sets, plug-ins, agent and engine; and where the
-agents' commands run: what that wants from this machine, and one sandbox opened for real."""
+"""Checks of what a run would load first: the recipe's rules and plan, its task sets, plug-ins, agent and engine; and of
+where the agents' commands run: what that wants from this machine, and one sandbox opened for real."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slime_swe.sandbox.pool import make_backend, on_one_machine
 
 
 def check_rules(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """Every rule that the recipe breaks."""
+    """Report every rule that the recipe breaks."""
     broken = violations(recipe)
     for violation in broken:
         yield failure("recipe", violation.message, violation.fix)
@@ -39,7 +39,7 @@ def check_rules(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def check_plan(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """Whether it has the memory that it needs."""
+    """Check that the recipe has the memory that it needs, and saves checkpoints often enough."""
     from slime_swe.launch.plan.plan import RARE, make_plan
 
     if violations(recipe):
@@ -87,7 +87,7 @@ def _without_image(key: str, spec: str, sandbox: str, machine: Machine) -> Itera
 
 
 def _harness(python: str, machine: Machine) -> Finding:
-    """What reads the logs of tasks in SWE-bench's form."""
+    """Check that `python` has the package that reads the logs of tasks in SWE-bench's form."""
     try:
         version = machine.ask(python, "-c", "from importlib.metadata import version; print(version('swebench'))")
     except MachineError:
@@ -98,7 +98,8 @@ def _harness(python: str, machine: Machine) -> Finding:
 
 
 def _images(specs: Sequence[str], tasks: Sequence[Task], sandbox: str) -> Finding:
-    """A run gets what is missing as it meets it, so only a disk that is too small stands in its way."""
+    """Check the images of the tasks. A run gets what is missing as it meets it, so only a disk that is too small stands
+    in its way."""
     try:
         found = survey(tasks, sandbox)
     except (UserError, SandboxError) as error:
@@ -112,7 +113,7 @@ def _images(specs: Sequence[str], tasks: Sequence[Task], sandbox: str) -> Findin
 
 
 def check_contamination(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """Whether training shows what is evaluated."""
+    """Check that training shows nothing that is evaluated, but for pairs of tasks that are allowed."""
     try:
         comparison = check_overlap(recipe)
     except ContaminationError as error:
@@ -140,7 +141,7 @@ def check_plug_ins(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def check_embedded(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """What the embedded engine itself refuses before it starts."""
+    """Check the settings for what the embedded engine itself refuses before it starts."""
     from slime_swe.launch.engines.embedded import check_args  # torch takes seconds to import
     from slime_swe.launch.slime.render import to_args
 
@@ -149,7 +150,7 @@ def check_embedded(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def check_sandbox(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """Only what this recipe's sandbox needs; of those on a cluster's nodes, what one on this machine does."""
+    """Check what this recipe's sandbox needs and open one; of those on a cluster's nodes, check one on this machine."""
     name = recipe.rollout.sandbox
     backend = make_backend(name)
     for requirement in backend.requirements:
@@ -172,7 +173,7 @@ def _checked(requirement: Requirement, machine: Machine) -> Finding:
 
 
 def _opened(name: str) -> Finding:
-    """A sandbox that opens, runs `true` and goes; one that opens without isolation says so in a Python warning."""
+    """Open a sandbox, run `true` in it and close it; one that opens without isolation says so in a Python warning."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RuntimeWarning)
         try:

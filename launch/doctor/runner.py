@@ -38,7 +38,7 @@ CHECKS = {  # in the order of the report; each takes (recipe, machine) and yield
 
 
 def examine(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """What each check of the recipe's engine finds. One that breaks is a failure, and the others still run.
+    """Yield what each check of the recipe's engine finds. One that breaks is a failure, and the others still run.
 
     Raises `UserError` for an unknown engine.
     """
@@ -51,7 +51,7 @@ def examine(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def guarded(name: str, recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """Errors that say what is wrong become findings; a bug, of ours or of a user's module, keeps its traceback."""
+    """Run one check. An error that says what is wrong becomes a finding; a bug, ours or a user's, is raised."""
     try:
         yield from load_registered(name, CHECKS, "doctor")(recipe, machine)
     except (ValueError, RuntimeError, OSError, ImportError, SyntaxError) as error:
@@ -60,5 +60,5 @@ def guarded(name: str, recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def passes(findings: Iterable[Finding]) -> bool:
-    """Whether a launch would get off the ground."""
+    """Say whether a launch would get off the ground."""
     return all(finding.status != Status.FAILURE for finding in findings)

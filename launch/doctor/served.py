@@ -1,4 +1,4 @@
-"""Whether a router or an engine passes on each field that training needs: one probe a field, by real requests.
+"""Probes of whether a router or an engine passes on each field that training needs: one a field, by real requests.
 
 `probe` answers with a result for each; the doctor's check `fields` makes it of the servers that a recipe names. The
 probes ask the policy for some hundred tokens, and compare what is said with what is said again: no probe knows the
@@ -38,12 +38,12 @@ _GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
 class Wrong(Exception):
-    """What a probe has found."""
+    """A probe has found that a field is refused, missing or wrong; the message says what it saw."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of one probe. name: the field. message: what was seen."""
+    """The result of one probe. name: the field. message: what was seen."""
 
     name: str
     ok: bool
@@ -52,9 +52,9 @@ class Result:
 
 @dataclass
 class Server:
-    """What is probed. vocabulary: its number of token ids. room: how many tokens it may say to one prompt, some hundred
-    or more. experts_per_token: in all layers together; 0 for none. ranks: GPUs of an engine that each keep the cache of
-    their own requests."""
+    """The router or engine that is probed. vocabulary: its number of token ids. room: how many tokens it may say to one
+    prompt, some hundred or more. experts_per_token: in all layers together; 0 for none. ranks: GPUs of an engine that
+    each keep the cache of their own requests."""
 
     url: str
     http: aiohttp.ClientSession
@@ -68,13 +68,13 @@ class Server:
         self.prompt = self.new_prompt()
 
     def new_prompt(self) -> list[int]:
-        """That nobody has asked before."""
+        """Draw a prompt that nobody has asked before."""
         return [random.SystemRandom().randrange(self.vocabulary // 2) for _ in range(PROMPT)]
 
     async def ask(
         self, ids: list[int], length: int = SAID, headers: Mapping[str, str] | None = None, **given: Any
     ) -> dict[str, Any]:
-        """The whole answer to one request; `sampling` changes its sampling parameters."""
+        """Return the whole answer to one request; `sampling` changes its parameters. Raises `Wrong` if refused."""
         sampling = {**_GREEDY, "max_new_tokens": length, **given.pop("sampling", {})}
         body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, **given}
         async with self.http.post(f"{self.url}/generate", json=body, headers=headers) as response:
@@ -113,7 +113,8 @@ async def input_ids(server: Server) -> str:
 
 
 async def log_probabilities(server: Server) -> str:
-    """Of each token its own: the tokens up to one of them, asked as a prompt, give the next again."""
+    """Check that the log-probability of each token is its own: the tokens up to one of them, asked as a prompt, give
+    the next again."""
     answer = await server.ask(server.prompt)
     triples = meta(answer, "output_token_logprobs")
     said = [token for _, token, *_ in triples]
@@ -134,8 +135,8 @@ async def weight_version(server: Server) -> str:
 
 
 async def finish_reason(server: Server) -> str:
-    """The limit ends one answer, and a stop token another, which is there and is named. It is the first token that was
-    said, so that nothing else stops before it."""
+    """Check that the limit ends one answer, and a stop token another, in which it is there and is named. It is the
+    first token that was said, so that nothing else stops before it."""
     answer = await server.ask(server.prompt)
     require(meta(answer, "finish_reason")["type"] == "length", f"it is {meta(answer, 'finish_reason')} at the limit")
     stop = meta(answer, "output_token_logprobs")[0][1]
@@ -156,7 +157,7 @@ async def cached_tokens(server: Server) -> str:
 
 
 async def rid(server: Server) -> str:
-    """The name of a request, by which it alone is aborted."""
+    """Check that a request's name comes back with its answer, and that this request alone is aborted by it."""
     name, other = (f"probe-{uuid.uuid4().hex}" for _ in range(2))
     aborted, kept = [asyncio.ensure_future(server.ask(server.prompt, server.room, rid=one)) for one in (name, other)]
     try:
@@ -173,7 +174,7 @@ async def rid(server: Server) -> str:
 
 
 async def _abort(server: Server, name: str, asked: asyncio.Future[dict[str, Any]]) -> Any:
-    """How the request ends, which every engine is told to abort until it does."""
+    """Tell every engine to abort a request until it ends, and return how it does."""
     workers = [worker["url"] for worker in await workers_at(server.http, server.url)]
     while not asked.done():
         for worker in workers:
@@ -184,8 +185,8 @@ async def _abort(server: Server, name: str, asked: asyncio.Future[dict[str, Any]
 
 
 async def session(server: Server) -> str:
-    """The requests of one session go to one engine, and to that GPU of it which they name where each has a cache of its
-    own, which has their prefix cached."""
+    """Check that the requests of one session go to one engine, which has their prefix cached; where each GPU of an
+    engine has a cache of its own, to the GPU that they name."""
     headers, prompt = {SESSION: uuid.uuid4().hex}, server.new_prompt()
     one: dict[str, Any] = {"routed_dp_rank": server.ranks - 1} if server.ranks > 1 else {}
     found = [meta(await server.ask(prompt, 1, headers, **one), "cached_tokens") for _ in range(ASKED_AGAIN)]
@@ -196,7 +197,8 @@ async def session(server: Server) -> str:
 
 
 async def _routed(server: Server, ids: list[int], length: int) -> list[bytes]:
-    """Each token's routed experts. Its last token was never put into the model, so that its row may be left out."""
+    """Return the routed experts of each token but the last. That one was never put into the model, so that its row may
+    be left out of the answer."""
     answer = await server.ask(ids, length, return_routed_experts=True)
     table = base64.b64decode(meta(answer, "routed_experts") or "")
     row, rows = 4 * server.experts_per_token, len(ids) + length
@@ -215,8 +217,8 @@ async def return_routed_experts(server: Server) -> str:
 
 
 async def routed_experts(server: Server) -> str:
-    """Each row is its own token's. Of two prompts, the rows differ from the first other token on; and what was decoded
-    has the rows that it has as a prompt, when no cache holds those of the decoding."""
+    """Check that each row of experts is its own token's. Of two prompts, the rows differ from the first other token on;
+    and what was decoded has the rows that it has as a prompt, when no cache holds those of the decoding."""
     first, other = server.new_prompt(), server.new_prompt()
     rows = await _routed(server, first, 1)
     right = 0
@@ -235,7 +237,7 @@ async def routed_experts(server: Server) -> str:
 
 
 def share(rows: list[bytes], others: list[bytes]) -> float:
-    """Of equal rows."""
+    """Return the share of rows that equal the other row at their place."""
     pairs = [*zip(rows, others, strict=False)]
     return sum(row == other for row, other in pairs) / len(pairs)
 
@@ -258,7 +260,7 @@ PROBES_OF_EXPERTS: dict[str, Probe] = {
 
 
 async def follows_grammar(grammar: Grammar, server: Server) -> str:
-    """What is sampled by it, the probability with which it was, and what the policy alone gives to it."""
+    """Check what is sampled by a grammar, the probability with which it was, and what the policy alone gives to it."""
     try:
         async with EngineClient(server.url, timeout=ANSWER_SECONDS, attempts=1) as client:
             await require_grammar(client, grammar)
@@ -276,7 +278,7 @@ async def probed(
     ranks: int = 1,
     grammar: Grammar | None = None,
 ) -> list[Result]:
-    """The result of every probe, made of the server or router at `url`, which no proxy stands before."""
+    """Make every probe of the server or router at `url`, without a proxy, and return their results."""
     timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         server = Server(url.rstrip("/"), http, vocabulary, min(room, ROOM), experts_per_token, ranks)
@@ -287,7 +289,7 @@ async def probed(
 
 
 def probe(url: str, **of: Any) -> list[Result]:
-    """The same, for a caller without a loop."""
+    """Run `probed` for a caller without an event loop."""
     return asyncio.run(probed(url, **of))
 
 
@@ -301,7 +303,7 @@ async def _result(name: str, made: Probe, server: Server) -> Result:
 
 
 def servers_of(recipe: Recipe) -> dict[str, str]:
-    """The router or the engines that the recipe names, as it names them, and the URL of each."""
+    """Return the router or the engines that the recipe names, as it names them, and the URL of each."""
     serving = recipe.serving
     host = f"[{serving.router_ip}]" if ":" in serving.router_ip else serving.router_ip
     named = [f"{host}:{serving.router_port}"] if host else serving.external_engines
@@ -309,7 +311,7 @@ def servers_of(recipe: Recipe) -> dict[str, str]:
 
 
 def check_fields(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """The router or the engines that the recipe names pass on what its training needs."""
+    """Check that the router or the engines that the recipe names pass on what its training needs."""
     shape, room, named = recipe.model.shape, recipe.rollout.max_response, servers_of(recipe)
     replayed = recipe.algorithm.routing_replay == "rollout"
     experts = shape.megatron["num_layers"] * shape.megatron["moe_router_topk"] if replayed else 0

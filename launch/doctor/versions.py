@@ -1,4 +1,4 @@
-"""Versions of the training stack against the matrix that this project supports, `supported.toml`."""
+"""Checks of the training stack's versions against the matrix that this project supports, `supported.toml`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROUTER, OF_SLIME = "sglang-router", "slime"  # what the `__version__` of SLiME's
 
 
 def upstream_of(recipe: Recipe) -> Upstream:
-    """The train loop of the recipe's engine. Raises `UserError` where it has none."""
+    """Return the train loop of the recipe's engine. Raises `UserError` where it has none."""
     found = engine_of(recipe).upstream
     if found is None:
         raise UserError(f"engine={recipe.engine} names no train loop whose checkouts could be looked at")
@@ -45,7 +45,7 @@ def upstream_of(recipe: Recipe) -> Upstream:
 
 
 def check_sources(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """The checkouts that the job's PYTHONPATH names."""
+    """Check the checkouts that the job's PYTHONPATH names."""
     if _elsewhere(recipe):
         yield skipped("sources", _elsewhere(recipe))
         return
@@ -55,7 +55,7 @@ def check_sources(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def check_versions(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """The packages of the Python that the job starts."""
+    """Check the packages of the Python that the job starts."""
     if _elsewhere(recipe):
         yield skipped("versions", _elsewhere(recipe))
         return
@@ -79,8 +79,8 @@ def check_versions(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
 
 
 def _fork(recipe: Recipe, upstream: Upstream, finding: Finding, version: str) -> Finding:
-    """The router's finding, or that of another router than SLiME's build where the recipe needs that. What marks the
-    build of another train loop is not known."""
+    """Return the router's finding, or a failure where the recipe needs the router of SLiME's build and this is another.
+    What marks the build of another train loop is not known."""
     if upstream is not SLIME or OF_SLIME in version:
         return finding
     flags, replay = recipe.slime.flags, recipe.algorithm.routing_replay
@@ -98,13 +98,13 @@ def _fork(recipe: Recipe, upstream: Upstream, finding: Finding, version: str) ->
 
 
 def check_packages(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
-    """The packages of the extra that the embedded engine wants."""
+    """Check the packages of the extra that the embedded engine wants."""
     require(*EMBEDDED)
     yield ok("packages", ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers")))
 
 
 def _elsewhere(recipe: Recipe) -> str:
-    """Why the stack may be missing here; empty where it may not."""
+    """Say why the stack may be missing here; empty where it may not."""
     address, upstream = recipe.cluster.ray_address, upstream_of(recipe)
     if address and not upstream.loop.find(os.environ).is_dir():
         return f"no {upstream.title} here; the job goes to the cluster at {address}: run this on its nodes too"
@@ -116,7 +116,7 @@ def _inside(upstream: Upstream) -> str:
 
 
 def _source(name: str, checkout: Checkout, inside: str, machine: Machine) -> Finding:
-    """The image patches its Megatron, so changed files are no reason to warn."""
+    """Check a checkout and its commit. The image patches its Megatron, so changed files are no reason to warn."""
     folder, tested = checkout.find(os.environ), checkout.commit
     if not os.path.exists(folder / checkout.mark):  # `Path.exists` raises where a folder may not be searched
         fix = f"let {checkout.variable} name a checkout, or {inside}"
@@ -131,7 +131,7 @@ def _source(name: str, checkout: Checkout, inside: str, machine: Machine) -> Fin
 
 
 def judged(name: str, found: str, support: Support, fix: str) -> Finding:
-    """A version against what is supported."""
+    """Compare a version with what is supported."""
     if not support.allows(found):
         return failure(name, f"{found}; it must be {support.required}", fix)
     return ok(name, found) if support.knows(found) else warning(name, f"{found}; tested with {support.tested}", fix)
@@ -139,7 +139,7 @@ def judged(name: str, found: str, support: Support, fix: str) -> Finding:
 
 @dataclass(frozen=True)
 class Support:
-    """required, tested: specifiers of PEP 440; empty allows any."""
+    """The versions of a package or a driver that are required and tested: specifiers of PEP 440; empty allows any."""
 
     required: str
     tested: str
@@ -156,7 +156,7 @@ def driver() -> Support:
 
 
 def packages(upstream: Upstream) -> dict[str, Support]:
-    """Name of a distribution -> what is supported of it under this train loop."""
+    """Return the names of distributions, each with what is supported of it under this train loop."""
     return {name: Support(**entry) for name, entry in _document()["packages"][upstream.package].items()}
 
 

@@ -25,8 +25,8 @@ gets no more than a tenth shorter with any other number (test_there_are_as_many_
 
 @dataclass(frozen=True)
 class Episodes:
-    """What is assumed or forecast, on average: `length` tokens at the end, `sampled` of them by the policy in `turns`
-    model calls."""
+    """An episode as it is assumed or forecast, on average: `length` tokens at the end, `sampled` of them by the policy
+    in `turns` model calls."""
 
     length: float
     sampled: float
@@ -41,14 +41,14 @@ def episodes_of(recipe: Recipe, assumed: Assumptions) -> Episodes:
 
 
 def informative(recipe: Recipe, assumed: Assumptions) -> float:
-    """Share of the groups that are trained."""
+    """Return the share of the groups that are trained."""
     expected = recipe.informative.expected
     return expected if expected == 1 else assumed.informative or expected
 
 
 def cached_episodes(recipe: Recipe, assumed: Assumptions | None = None) -> float:
-    """Episodes of mean length that one engine's KV cache, and its states of linear attention, hold; at least one. 0
-    where nothing is served on GPUs: other servers have no cache that the planner counts."""
+    """Return how many episodes of mean length one engine's KV cache, and its states of linear attention, hold; at least
+    one. 0 where nothing is served on GPUs: other servers have no cache that the planner counts."""
     if recipe.cluster.gpu not in GPUS:
         return 0.0
     if recipe.serving.external_engines:
@@ -58,23 +58,24 @@ def cached_episodes(recipe: Recipe, assumed: Assumptions | None = None) -> float
 
 
 def most_an_engine(recipe: Recipe, assumed: Assumptions | None = None) -> int:
-    """`serving.concurrency`; where that is 0, `MOST_SHARE` times what an engine's cache holds."""
+    """Return `serving.concurrency`; where that is 0, `MOST_SHARE` times what an engine's cache holds."""
     return recipe.serving.concurrency or ceil(MOST_SHARE * cached_episodes(recipe, assumed))
 
 
 def bounds_of(recipe: Recipe, assumed: Assumptions | None = None) -> Bounds:
-    """Episodes that the run plays at once, on all engines together."""
+    """Return the bounds of the number of episodes that the run plays at once, on all engines together."""
     return bounds(most_an_engine(recipe, assumed), cached_episodes(recipe, assumed), engines(recipe))
 
 
 def sandboxes_at_once(recipe: Recipe) -> int:
-    """`rollout.sandbox_concurrency`; where that is 0, `PER_CORE` for each core that they have."""
+    """Return `rollout.sandbox_concurrency`; where that is 0, `PER_CORE` for each core that they have."""
     stated = recipe.rollout.sandbox_concurrency
     return stated or PER_CORE * recipe.cluster.cpus_per_node * sandbox_nodes(recipe)
 
 
 def sandbox_nodes(recipe: Recipe) -> int:
-    """All of the cluster's machines under `ray:BACKEND`, those that only serve among them; else one."""
+    """Count the machines with sandboxes: all of the cluster, also those that only serve, under `ray:BACKEND`; else
+    1."""
     cluster = recipe.cluster
     if not make_backend(recipe.rollout.sandbox).wraps:
         return 1

@@ -16,10 +16,10 @@ AT_MOST_ONE = ("context", "sampled", "turns", "informative")
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Numbers to replace by what a first run measures.
+    """The numbers that the planner assumes, to be replaced by what a first run measures.
 
-    Of episodes, on average; how they spread is in `simulation/workload.py`. The first four are 0 for what the recipe's
-    `forecast` says:
+    These are means over episodes; how they spread is in `simulation/workload.py`. The first four are 0 for what the
+    recipe's `forecast` says:
 
     context: the length at the end, as a share of `rollout.max_context`.
     sampled: tokens that the policy sampled, as a share of that length.
@@ -28,7 +28,7 @@ class Assumptions:
     turn_seconds: in the sandbox, for one model call's commands.
     grade_seconds: for grading; the median.
 
-    Of machines:
+    These are of machines:
 
     mfu: share of the GPU's FLOP/s that training reaches; 0 takes the value of the GPU's kind.
     prefill_mfu, decode_bandwidth: shares of FLOP/s and of memory bandwidth that serving reaches.
@@ -77,7 +77,7 @@ class Assumptions:
 
 
 def assume(options: Iterable[str]) -> Assumptions:
-    """The assumptions with `NAME=VALUE` changes. Raises `UserError` for an unknown name or what is no number."""
+    """Return the assumptions with `NAME=VALUE` changes. Raises `UserError` for an unknown name or a wrong value."""
     names = [field.name for field in dataclasses.fields(Assumptions)]
     changes = {}
     for option in options:

@@ -23,9 +23,9 @@ from slime_swe.sandbox.pool import make_backend
 
 @dataclass(frozen=True)
 class _Known:
-    """What can be said of a task set. tasks: None where nobody knows how many it has. images: that they share; None
-    where each has its own. gib: of one image, as published; 0 where it is not. of: the set whose images are measured
-    together (`launch.images.set_of`); empty where there are several."""
+    """The facts that are known of a task set. tasks: how many it has; None where nobody knows. images: how many they
+    share; None where each has its own. gib: GiB of one image, as published; 0 where it is not. of: the set whose images
+    are measured together (`launch.images.set_of`); empty where there are several."""
 
     tasks: int | None = None
     images: int | None = None
@@ -33,12 +33,12 @@ class _Known:
     of: str = ""
 
     def met(self, tasks: int) -> int:
-        """Images of so many of its tasks."""
+        """Return how many images so many of its tasks have."""
         return tasks if self.images is None else min(tasks, self.images)
 
 
 def task_images(recipe: Recipe, assumed: Assumptions) -> tuple[TaskImages, ...]:
-    """Of each set that the run meets; none where its images lie on no machine of the cluster.
+    """Return the images of each set that the run meets; none where they lie on no machine of the cluster.
 
     Training goes through its tasks one after another, so that it meets as many as it begins groups, those that the
     filter drops among them, or all. An evaluation meets all of its own.
@@ -63,7 +63,7 @@ def task_images(recipe: Recipe, assumed: Assumptions) -> tuple[TaskImages, ...]:
 
 
 def most_at_once(recipe: Recipe, found: tuple[TaskImages, ...], assumed: Assumptions) -> float:
-    """GiB of those that lie on a machine at the same time, at most. Where the run removes images
+    """Return the GiB of the images that lie on a machine at the same time, at most. Where the run removes images
     (`rollout.keep_disk_free`), room must be for those of one rollout's groups."""
     total, largest = sum(each.total for each in found), max((each.gib for each in found), default=0.0)
     if not recipe.rollout.keep_disk_free:
@@ -72,7 +72,7 @@ def most_at_once(recipe: Recipe, found: tuple[TaskImages, ...], assumed: Assumpt
 
 
 def _shares(recipe: Recipe) -> list[float]:
-    """Of the groups that are begun, those of each training set; of one whose size is not known, all."""
+    """Return the share of each training set in the groups that are begun; 1 for a set whose size is not known."""
     weights = list(recipe.data.weights)
     if weights:
         return [weight / sum(weights) for weight in weights]
@@ -83,7 +83,7 @@ def _shares(recipe: Recipe) -> list[float]:
 
 
 def tasks_of(spec: str) -> int | None:
-    """How many tasks a set has, as far as its options say a number; None where nobody knows."""
+    """Return how many tasks a set has, as far as its options say a number; None where nobody knows."""
     try:
         parsed = parse(spec)
         if parsed.file:
@@ -96,7 +96,7 @@ def tasks_of(spec: str) -> int | None:
 
 
 def _known(spec: str) -> _Known | None:
-    """None where its tasks run in no image, or it can't be read, which is said where it is."""
+    """Return what is known of a set; None where it has no images, or can't be read, which is said where it is read."""
     try:
         parsed = parse(spec)
         if parsed.file:
@@ -115,13 +115,13 @@ def _known(spec: str) -> _Known | None:
 
 
 def _of_file(spec: Spec) -> tuple[int, int, str]:
-    """How many tasks a file has, how many images, and the set of these. Raises `UserError`, `OSError`."""
+    """Count the tasks of a file and their images, and name the set of these. Raises `UserError`, `OSError`."""
     return _counted(spec.text, Path(spec.file).expanduser().stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=32)
 def _counted(spec: str, changed: int) -> tuple[int, int, str]:
-    """changed: when the file was, without which an old answer would stay."""
+    """Count as `_of_file` does. changed: when the file was, without which an old answer would stay in the cache."""
     tasks = load_tasks(spec)
     images = {task.workspace.image.name: set_of(task) for task in tasks if task.workspace.image}
     sets = {*images.values()}

@@ -27,13 +27,13 @@ FORMATS = {1: "Hugging Face format", 2: "Hugging Face and Megatron format"}
 
 
 def budgets(recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...]) -> tuple[Budget, ...]:
-    """All of them; no serving GPUs where SGLang servers run already. images: `task_images`."""
+    """Return all budgets; none of serving GPUs where SGLang servers run already. images: those of `task_images`."""
     served = () if recipe.serving.external_engines else (_serving(recipe, assumed), _synchronising(recipe, assumed))
     return (_training(recipe, assumed), *served, _machine(recipe, assumed), _disk(recipe, assumed, images))
 
 
 def _training(recipe: Recipe, assumed: Assumptions) -> Budget:
-    """The fullest pipeline stage."""
+    """Return the budget of the fullest pipeline stage."""
     stages = (_stage(recipe, assumed, stage) for stage in range(recipe.parallel.pp))
     return max(stages, key=lambda budget: budget.bytes)
 
@@ -65,7 +65,7 @@ def _lasting(recipe: Recipe, stage: int) -> list[Component]:
 
 
 def _passing(recipe: Recipe, assumed: Assumptions, stage: int) -> list[Component]:
-    """Activations that are kept, and the larger of what the loss and one layer's backward pass need for a moment."""
+    """List the kept activations, and the larger of what the loss and one layer's backward pass need for a moment."""
     model, layout, parallel = recipe.model.shape, layout_of(recipe), recipe.parallel
     tokens, recompute = parallel.max_tokens_per_gpu, parallel.recompute
     kept = training.saved_bytes(
@@ -107,7 +107,7 @@ def _served_weights(recipe: Recipe) -> tuple[Component, Component]:
 
 
 def _paused_trainer(recipe: Recipe, assumed: Assumptions) -> tuple[Component, ...]:
-    """What a co-located one leaves on a GPU that serves."""
+    """Return what a co-located trainer leaves on a GPU that serves."""
     if not recipe.cluster.colocate:
         return ()
     kept = resident_bytes(recipe, layout_of(recipe))
@@ -123,7 +123,8 @@ def _runtime(recipe: Recipe, assumed: Assumptions) -> Component:
 
 
 def _synchronising(recipe: Recipe, assumed: Assumptions) -> Budget:
-    """Co-located, the server has its weights but no cache yet; else the trainer has all that lasts."""
+    """Return the budget while weights are sent: co-located, the server has its weights but no cache yet; else the
+    trainer has all that lasts."""
     buffers = training.sync_buffer_bytes(recipe.model.shape, SYNC_BUFFER)
     parts = [
         Component("buffers", buffers, "three times the largest tensor or 512 MiB"),
@@ -139,8 +140,9 @@ def _synchronising(recipe: Recipe, assumed: Assumptions) -> Budget:
 
 
 def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
-    """Memory of the machine that the rollout manager runs on: sandboxes of the backend `local` and of containers do so
-    too, of `ray:BACKEND` its share of them. Each of its GPUs is charged as the fullest stage is."""
+    """Return the budget for the memory of the machine that the rollout manager runs on: sandboxes of the backend
+    `local` and of containers run there too, of `ray:BACKEND` its share of them. Each of its GPUs is charged as the
+    fullest stage is."""
     layout, count = layout_of(recipe), recipe.cluster.gpus_per_node
     offload, paused, reference = recipe.optimizer.cpu_offload, recipe.cluster.colocate, recipe.algorithm.kl_coef > 0
     stages = range(layout.pp)
@@ -162,7 +164,7 @@ def _machine(recipe: Recipe, assumed: Assumptions) -> Budget:
 
 
 def _routes(recipe: Recipe, assumed: Assumptions) -> float:
-    """Bytes of the experts that each token was sampled with, where training replays them: int32 of each layer.
+    """Return the bytes of the experts that each token was sampled with, where training replays them: int32 a layer.
 
     The rollout holds those of the groups that the filter drops too, until its batch is complete. SLiME then sends each
     GPU of the trainer those of all episodes that its copy of the model sees, and not its part of them.
@@ -182,8 +184,8 @@ def _copies(reference: bool, older: bool) -> str:
 
 
 def _disk(recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...]) -> Budget:
-    """One node's disk, if all lies there: the images of all tasks that the run meets, the model twice, and what a run
-    keeps."""
+    """Return the budget of one node's disk, if all lies there: the images of all tasks that the run meets, the model
+    twice, and what a run keeps."""
     model = recipe.model.shape
     formats = 1 if recipe.algorithm.lora_rank else 2  # LoRA starts from Hugging Face's
     parts = (
@@ -200,7 +202,7 @@ def _images(recipe: Recipe, found: tuple[TaskImages, ...]) -> str:
 
 
 def _kept(recipe: Recipe) -> tuple[Component, Component]:
-    """What lies in the run's folder when it holds the most."""
+    """Return what lies in the run's folder when it holds the most."""
     (checkpoints, exports), stage = most_kept(recipe), supervised(recipe)
     of_stage = [f", {count} of the warm start" for count in most_kept(stage)] if stage else ["", ""]
     one = (checkpoint_bytes(recipe), WEIGHT_BYTES * recipe.model.shape.parameters)
@@ -211,13 +213,13 @@ def _kept(recipe: Recipe) -> tuple[Component, Component]:
 
 
 def most_kept(recipe: Recipe) -> tuple[int, int]:
-    """Checkpoints and exports that lie in the run's folder at once. Those of a warm start stay while its rollouts run,
-    one more than `run.keep_checkpoints`, as the oldest goes when another rollout begins."""
+    """Count the checkpoints and exports that lie in the run's folder at once. Those of a warm start stay while its
+    rollouts run, one more than `run.keep_checkpoints`, as the oldest goes when another rollout begins."""
     stages = [stage for stage in (recipe, supervised(recipe)) if stage]
     return sum(stage.most_checkpoints for stage in stages), sum(stage.most_exports for stage in stages)
 
 
-# What of a recipe's `warm_start` a plan needs: its episodes, and the recipe of its stage.
+# A plan needs two things of a recipe's `warm_start`: its episodes, and the recipe of its stage.
 #
 # A step of the stage needs no more of a GPU and of a machine than one of the rollouts: the same layout and the same
 # `parallel.max_tokens_per_gpu`, without a server, a reference policy or an entropy bonus. That holds while its longest
@@ -226,7 +228,7 @@ Episodes = tuple[RecordedEpisode, ...]
 
 
 def recorded(recipe: Recipe) -> Episodes:
-    """Of `warm_start.data`; none where that is empty or not on this machine. Raises `UserError` for another file."""
+    """Read the episodes of `warm_start.data`; none if it is empty or not here. Raises `UserError` for another file."""
     path = Path(recipe.warm_start.data)
     if not recipe.warm_start.data or not path.is_file():
         return ()
@@ -240,7 +242,7 @@ def _read(path: Path, changed: int, size: int) -> Episodes:
 
 
 def supervised(recipe: Recipe) -> Recipe | None:
-    """The recipe of the stage; None without one."""
+    """Return the recipe of the warm start's stage; None without one."""
     episodes = recorded(recipe)
     return stage_of(recipe, Path(recipe.run.dir), episodes) if episodes else None
 

@@ -57,14 +57,14 @@ EMBEDDED_GIB = 1.5  # of trainer and server before they hold anything
 
 @dataclass(frozen=True)
 class Proposal:
-    """overrides: for the command line. plan: of the recipe with these."""
+    """Changes that would make a recipe run. overrides: for the command line. plan: that of the recipe with these."""
 
     overrides: tuple[str, ...]
     plan: Plan
 
 
 def fit(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
-    """Whether a recipe is legal and fits, its checkpoint compared with it where that lies here; a plan without times.
+    """Return a plan without times: whether a recipe is legal and fits, its checkpoint compared with it if that is here.
 
     Raises `UserError` where the checkpoint is of no model that we know.
     """
@@ -82,7 +82,7 @@ def fit(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
 
 
 def make_plan(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
-    """`fit`, and of a recipe that fits GPUs everything else that is known before it runs. Raises as that does."""
+    """Return the plan of `fit`, and if the recipe fits GPUs all that is known before it runs. Raises as that does."""
     assumed = assumed or Assumptions()
     plan = fit(recipe, assumed)
     if not plan.fits or not engine_of(recipe).on_gpus:
@@ -111,8 +111,8 @@ def make_plan(recipe: Recipe, assumed: Assumptions | None = None) -> Plan:
 
 
 def propose(plan: Plan, recipe: Recipe, limit: int = 3) -> tuple[Proposal, ...]:
-    """The nearest changes that make the recipe of a plan legal and let it fit, each planned again; where nothing does,
-    the one that comes nearest, whose plan has problems left."""
+    """Find the nearest changes that make the recipe of a plan legal and let it fit, each planned again; where nothing
+    does, the one that comes nearest, whose plan has problems left."""
     if plan.fits:
         return ()
     return tuple(
@@ -130,7 +130,7 @@ def hardware(recipe: Recipe) -> str:
 
 
 def _without_gpus(recipe: Recipe, plan: Plan) -> Plan:
-    """An engine on CPUs: what its lasting tensors take at least, and no roofline worth the name."""
+    """Plan an engine on CPUs: what its lasting tensors take at least, and no roofline worth the name."""
     parameters = recipe.model.shape.parameters
     parts = (
         Component("weights, gradients, moments", float(TRAINED_ON_CPU * parameters), "fp32, activations come on top"),
@@ -150,7 +150,7 @@ def _without_gpus(recipe: Recipe, plan: Plan) -> Plan:
 
 
 def checkpoints_of(recipe: Recipe, timing: Timing) -> Checkpoints:
-    """How often a run saves by both intervals, as `slime_swe.saving` counts the second, with steps of equal length.
+    """Return how often a run saves by both intervals, the second as `slime_swe.saving` counts it, at equal steps.
 
     A kill costs what was done since the last checkpoint. Where SLiME samples a rollout while it trains on another, that
     one is sampled anew too; and one of `async-save` is whole only when SLiME begins the next.
@@ -180,7 +180,7 @@ def _fullest(found: tuple[Budget, ...]) -> str:
 
 
 def _longest(timing: Timing) -> str:
-    """The longest phase of what a step waits for."""
+    """Name the longest phase of what a step waits for."""
     awaited = timing.training if timing.waits_for_training else timing.rollout
     phases = awaited if timing.overlap else (*timing.rollout, *timing.training)
     longest = max(phases, key=lambda phase: phase.seconds)
@@ -189,9 +189,9 @@ def _longest(timing: Timing) -> str:
 
 
 def _of_balance(recipe: Recipe, timing: Timing) -> Iterator[str]:
-    """Whether GPUs that serve and GPUs that train, which work at once, wait for one another. It is a warning where the
-    same GPUs can be divided otherwise: a trainer on one node has none to give. Not covered: a trainer that `async`
-    waits for, whose empty slots may be those of its slowest episodes too."""
+    """Say whether GPUs that serve and GPUs that train, which work at once, wait for one another. It is a warning where
+    the same GPUs can be divided otherwise: a trainer on one node has none to give. Not covered is a trainer that
+    `async` waits for, whose empty slots may be those of its slowest episodes too."""
     rollout, training, cluster = timing.rollout_seconds, timing.training_seconds, recipe.cluster
     shared = "share all (rollout.schedule=carry, cluster.colocate=true)"
     divided = f"(cluster.nodes, cluster.rollout_gpus), or {shared}"
@@ -319,7 +319,7 @@ def show(plan: Plan, proposals: Sequence[Proposal], console: Console | None = No
 
 
 def document(plan: Plan, proposals: Sequence[Proposal]) -> dict[str, Any]:
-    """Bytes and seconds, with the sums that `show` shows."""
+    """Return the plan as one JSON document, in bytes and seconds, with the sums that `show` shows."""
     found = dataclasses.asdict(plan) | {"fits": plan.fits}
     for budget, shown in zip(plan.budgets, found["budgets"], strict=True):
         shown |= {"bytes": budget.bytes, "fits": budget.fits}

@@ -1,4 +1,4 @@
-"""What keeps a recipe from running, and which changes cure it: each one is applied before it is advised.
+"""Find what keeps a recipe from running, and which changes cure it: each one is applied before it is advised.
 
 Each problem has a size. A single change is advised where it makes one problem smaller and no other larger. A search
 over up to `DEPTH` changes finds what makes the whole recipe run.
@@ -56,8 +56,8 @@ Problems = dict[str, tuple[float, Violation]]  # what is wrong -> how much, and 
 def problems_of(
     recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...], wrong: Sequence[Violation] = ()
 ) -> Problems:
-    """Everything that is wrong; empty for a recipe that runs. Where single fields are `wrong` it is these alone.
-    images: `task_images`, which no change that is tried here alters."""
+    """Return everything that is wrong; empty for a recipe that runs. Where single fields are `wrong` it is these alone.
+    images: those of `task_images`, which no change that is tried here alters."""
     engine = engine_of(recipe)
     broken = [*(wrong or broken_rules(recipe, engine.violations))]
     if not wrong and (episodes := recorded(recipe)):
@@ -68,7 +68,7 @@ def problems_of(
 
 
 def is_countable(recipe: Recipe) -> bool:
-    """Whether fields have allowed values and sizes divide, so that bytes and seconds mean something."""
+    """Say whether fields have allowed values and sizes divide, so that bytes and seconds mean something."""
     return not wrong_fields(recipe) and (_divides(recipe) or not engine_of(recipe).on_gpus)
 
 
@@ -79,7 +79,7 @@ def _divides(recipe: Recipe) -> bool:
 
 
 def overruns(recipe: Recipe, budgets: tuple[Budget, ...]) -> Problems:
-    """One problem for each budget that does not fit, and one for a cache that can't hold an episode."""
+    """Return one problem for each budget that does not fit, and one for a cache that can't hold an episode."""
     found: Problems = {}
     for budget in budgets:
         name = budget.name.partition(",")[0]
@@ -145,18 +145,18 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """How far it is from running, 0 where it runs; then how far from the recipe."""
+        """The sum of the problems' sizes, 0 where the recipe runs; then the distance from the recipe that was given."""
         return sum(severity for severity, _ in self.problems.values()), self.distance
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """For the command line."""
+        """The edits, written for the command line."""
         values = {key: json.dumps(value).strip('"') for key, value in self.edits.items()}
         return tuple(f"{key}={values[key]}" for key in MOVES if key in values)
 
 
 def checked_advice(recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...]) -> tuple[Violation, ...]:
-    """The problems of a recipe; the fix of what the search could change names single changes that were applied."""
+    """Return a recipe's problems; the fix of what the search could change names single changes that were applied."""
     start = Candidate({}, recipe, problems_of(recipe, assumed, images, wrong_fields(recipe)), 0.0)
     if not start.problems or not engine_of(recipe).on_gpus or not is_countable(recipe):
         return tuple(problem for _, problem in start.problems.values())
@@ -189,7 +189,7 @@ def _severity(problems: Problems, name: str) -> float:
 
 
 def nearest(recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...], limit: int) -> list[Candidate]:
-    """Up to `limit` candidates that run, fewest changes first, then the smallest ones, one for the same fields.
+    """Find up to `limit` candidates that run, fewest changes first, then the smallest ones, one for the same fields.
 
     All single changes are tried; of those that don't suffice, the most promising ones get a second, and so on. Where
     nothing runs it is the one candidate that comes nearest to it; empty where none is better than the recipe is, where
@@ -214,7 +214,7 @@ def nearest(recipe: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...]
 def _changed(
     candidates: list[Candidate], start: Recipe, assumed: Assumptions, images: tuple[TaskImages, ...]
 ) -> list[Candidate]:
-    """One more field changed, to every value that it may take instead; the same changes in another order are one."""
+    """Change one more field, to every value that it may take instead; the same changes in another order are one."""
     found: dict[frozenset[tuple[str, Any]], Candidate] = {}
     for old in candidates:
         for key, value in _moves(old):
@@ -226,7 +226,7 @@ def _changed(
 
 
 def _moves(candidate: Candidate) -> Iterator[tuple[str, Any]]:
-    """Every value that a field not changed yet may take instead."""
+    """Yield every value that a field not changed yet may take instead."""
     for key, values in MOVES.items():
         if key not in candidate.edits:
             now = lookup(candidate.recipe, key)
@@ -234,7 +234,7 @@ def _moves(candidate: Candidate) -> Iterator[tuple[str, Any]]:
 
 
 def _step(key: str, old: Any, new: Any) -> float:
-    """Doublings of a size, tenths of a share, 1 for a switch; machines and a shorter context are dear."""
+    """Return a change's size: doublings, tenths of a share, 1 for a switch; machines and a shorter context are dear."""
     if key in ("cluster.nodes", "rollout.max_context"):
         return 3 * abs(log2(new / max(old, 1)))
     if key == "serving.mem_fraction":
@@ -249,13 +249,13 @@ def _expert_sizes(recipe: Recipe) -> tuple[int, ...]:
 
 
 def _budgets_of_tokens(recipe: Recipe) -> Iterator[int]:
-    """Half, double, and what just holds an episode."""
+    """Yield half of the tokens, double, and what just holds an episode."""
     tokens, context = recipe.parallel.max_tokens_per_gpu, recipe.rollout.max_context
     yield from (max(tokens // 2, 1), 2 * tokens, *(ceil(context / cp) for cp in SIZES))
 
 
 def _contexts(recipe: Recipe) -> tuple[int, ...]:
-    """What the model was made for, where more is asked of it."""
+    """Return the context that the model was made for, where more is asked of it."""
     most = recipe.model.shape.max_context
     return (most,) if recipe.rollout.max_context > most else ()
 

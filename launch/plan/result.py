@@ -1,4 +1,4 @@
-"""What a plan says. Bytes, seconds, tokens; nothing here computes more than sums."""
+"""The parts of a plan, in bytes, seconds and tokens; nothing here computes more than sums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Budget:
-    """What one GPU or one machine must hold at once, and the bytes that it has, of which `margin` is to stay free."""
+    """The bytes that a GPU, machine or disk must hold at once, and those it has; the share `margin` is to stay free."""
 
     name: str
     capacity: float
@@ -36,7 +36,7 @@ class Budget:
 
     @property
     def excess(self) -> float:
-        """Bytes too many; negative where there is room."""
+        """The bytes that are too many; negative where there is room."""
         return self.bytes - (1 - self.margin) * self.capacity
 
     @property
@@ -65,7 +65,7 @@ class TaskImages:
 
     @property
     def total(self) -> float:
-        """GiB."""
+        """The size of all of them in GiB."""
         return self.count * self.gib
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Timing:
-    """One step: a rollout, and training on it.
+    """The time of one step: a rollout, and training on it.
 
     rollout, training: their phases, in order. overlap: they run at the same time, and a step takes the longer one.
     slot_use: of the seconds that all slots of episodes have while sampling may run, the share that is neither idle nor
@@ -119,7 +119,7 @@ class Timing:
 
     @property
     def waits_for_training(self) -> bool:
-        """Whether sampling beside training can do no more steps, since the trainer is busy all the time."""
+        """True where sampling beside training can do no more steps, since the trainer is busy all the time."""
         return self.overlap and self.training_seconds > 0.95 * self.seconds
 
     @property
@@ -133,7 +133,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """How much work lies between two checkpoints. rollouts: of which one is saved. seconds: from one to the next.
+    """The work between two checkpoints. rollouts: of so many one is saved. seconds: from one checkpoint to the next.
     lost: seconds of work that a kill at the worst moment costs, without what the save itself takes."""
 
     rollouts: int
@@ -142,13 +142,14 @@ class Checkpoints:
 
     @property
     def rare(self) -> bool:
-        """Whether more than an hour lies between two."""
+        """True where more than an hour lies between two."""
         return self.seconds > HOUR
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Those of a run. count: how many. episodes, seconds: of one. uncounted: sets of which nobody knows the size."""
+    """The evaluations of a run. count: how many. episodes, seconds: those of one. uncounted: sets of which nobody knows
+    the size."""
 
     count: int
     episodes: int
@@ -158,8 +159,8 @@ class Evaluations:
 
 @dataclass(frozen=True)
 class WholeRun:
-    """All steps, evaluations and the warm start. informative: share of the groups that pass the filter. step: seconds
-    of one."""
+    """The time of a run: all steps, evaluations and the warm start. informative: share of the groups that pass the
+    filter. step: seconds of one."""
 
     informative: float
     step: float
@@ -169,8 +170,9 @@ class WholeRun:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What else the run may come to. low, high: at the bounds of the forecast's share of groups that pass; None where
-    that share is assumed, or no group is dropped. carry: with `rollout.schedule=carry`; None where it is not `sync`."""
+    """The times to which the run may come otherwise. low, high: at the bounds of the forecast's share of groups that
+    pass; None where that share is assumed, or no group is dropped. carry: with `rollout.schedule=carry`; None where it
+    is not `sync`."""
 
     low: WholeRun | None = None
     high: WholeRun | None = None
@@ -200,7 +202,8 @@ class Supervised:
 
 @dataclass(frozen=True)
 class Plan:
-    """recipe, hardware: in words. problems: why it can't run; empty if it can. bottlenecks: what limits the run.
+    """The plan of a recipe. recipe, hardware: both in words. problems: why it can't run; empty if it can. bottlenecks:
+    what limits the run.
 
     budgets: empty where the layout makes no sense. images: those that tasks bring, where the cluster's machines hold
     them. timing, checkpoints, run: None where there is a problem, or no GPU. warm_start: None where there is none or a
@@ -225,9 +228,10 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the recipe is legal, and has the memory that it needs."""
+        """True where the recipe is legal, and has the memory that it needs."""
         return not self.problems
 
     def budget(self, name: str) -> Budget:
-        """`training`, `serving`, `weight synchronisation`, `machine` or `disk`; of a pipeline, the fullest stage."""
+        """Return the budget named `training`, `serving`, `weight synchronisation`, `machine` or `disk`; of a pipeline,
+        that of the fullest stage."""
         return next(budget for budget in self.budgets if budget.name.partition(",")[0] == name)

@@ -63,7 +63,7 @@ class Planned:
 @dataclass(frozen=True)
 class Case:
     """One simulation: all that its result depends on. max_staleness: in training steps. measured: steps, after those of
-    warm_up. The rest as in `Ledger`."""
+    warm_up. The rest is as in `Ledger`."""
 
     schedule: str
     max_staleness: int
@@ -81,9 +81,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What a simulation came to. step: seconds of one, without the luck of its batches. slot_use: as `Ledger.slot_use`.
-    calls, commands: shares of the slots' time. slowness: of commands, for want of cores. sampled: tokens a second, of
-    all slots."""
+    """The result of a simulation. step: seconds of one, without the luck of its batches. slot_use: that of
+    `Ledger.slot_use`. calls, commands: shares of the slots' time. slowness: of commands, for want of cores. sampled:
+    tokens a second, of all slots."""
 
     step: float
     slot_use: float
@@ -96,7 +96,8 @@ class Found:
 
 @dataclass(frozen=True)
 class SampledRollout:
-    """phases add up to a step's seconds of sampling. limit: what holds the episodes in flight at their number."""
+    """The rollout of one step. phases: they add up to its seconds of sampling. limit: what holds the episodes in flight
+    at their number."""
 
     phases: tuple[Phase, ...]
     slot_use: float
@@ -105,7 +106,7 @@ class SampledRollout:
 
 
 def sample_step(recipe: Recipe, assumed: Assumptions, train: float, update: float) -> SampledRollout:
-    """train, update: seconds of a training step, and of bringing its weights to the engines."""
+    """Simulate the rollout. train, update: seconds of a training step, and of bringing its weights to the engines."""
     work = episodes_of(recipe, assumed)
     case = case_of(recipe, assumed, train, update)
     found = simulated(case)
@@ -128,7 +129,7 @@ def sample_step(recipe: Recipe, assumed: Assumptions, train: float, update: floa
 
 
 def evaluation_seconds(recipe: Recipe, assumed: Assumptions, episodes: int) -> float:
-    """Of so many episodes on all slots, with nothing beside them: each is as long as one of training."""
+    """Return the seconds of so many episodes on all slots and nothing beside: each is as long as one of training."""
     case = case_of(recipe, assumed, 0.0, 0.0)
     case = replace(case, schedule=SYNC, batch_size=episodes, group_size=1, filtered=False, warm_up=0, measured=1)
     return simulated(case).step
@@ -141,14 +142,14 @@ def _idle(recipe: Recipe) -> str:
 
 
 def slots_of(recipe: Recipe, assumed: Assumptions) -> tuple[int, str]:
-    """Episodes that run at once, and what holds them at that: as many as the run admits at its start, and have a
-    sandbox."""
+    """Return how many episodes run at once, and what limits them: the run must admit them at its start, and each needs
+    a sandbox."""
     admitted, sandboxes = bounds_of(recipe, assumed).start, sandboxes_at_once(recipe)
     return min(admitted, sandboxes), _admits(recipe, assumed) if admitted < sandboxes else SANDBOXES
 
 
 def _admits(recipe: Recipe, assumed: Assumptions) -> str:
-    """What holds the episodes that the run admits at their number."""
+    """Name what limits the episodes that the run admits at once."""
     stated, length = recipe.serving.concurrency or math.inf, episodes_of(recipe, assumed).length
     if recipe.serving.external_engines:
         return CONCURRENCY
@@ -158,7 +159,8 @@ def _admits(recipe: Recipe, assumed: Assumptions) -> str:
 
 
 def case_of(recipe: Recipe, assumed: Assumptions, train: float, update: float) -> Case:
-    """Grading takes a sandbox too: where these hold the episodes at their number, an episode keeps its own for it."""
+    """Return the simulation of a recipe. Grading takes a sandbox too: where these hold the episodes at their number, an
+    episode keeps its own for it."""
     rollout, work = recipe.rollout, episodes_of(recipe, assumed)
     slots, limit = slots_of(recipe, assumed)
     if rollout.schedule == SYNC:  # nothing is sampled meanwhile, so the same case serves for all
@@ -187,7 +189,7 @@ def case_of(recipe: Recipe, assumed: Assumptions, train: float, update: float) -
 
 @lru_cache(maxsize=128)
 def simulated(case: Case) -> Found:
-    """A pure function: the same case is simulated once. Raises `UserError` where no batch is ever full."""
+    """Simulate a case; this is pure, so the same case runs once. Raises `UserError` where no batch is ever full."""
     try:
         return simulate(_play(case))
     except FilterError as error:
@@ -201,8 +203,8 @@ async def _play(case: Case) -> Found:
 
 
 def found_in(ledger: Ledger, case: Case) -> Found:
-    """A few batches need more or fewer groups than usual by chance: of the seconds in which slots are of use, there are
-    as many as the usual number would take."""
+    """Return the result of a simulation. A few batches need more or fewer groups than usual by chance: of the seconds
+    in which slots are of use, `step` counts as many as the usual number would take."""
     attempts, time, slot_use = ledger.every_attempt(), ledger.sampling(), ledger.slot_use()
     begun, luck = ledger.ends[case.warm_up - 1] if case.warm_up else 0.0, 1.0
     if case.filtered:
@@ -240,8 +242,8 @@ def schedule_of(case: Case) -> Schedule:
 
 
 def _workload(recipe: Recipe, work: Episodes, assumed: Assumptions) -> Assumed:
-    """`Assumed` with its spreads, and with means and limits of the recipe: an episode ends after `max_turns`, or, if
-    that is earlier, after as many turns as fill `max_context` at the mean tokens of a turn."""
+    """Return `Assumed` with its spreads, and with means and limits of the recipe: an episode ends after `max_turns`,
+    or, if that is earlier, after as many turns as fill `max_context` at the mean tokens of a turn."""
     rollout, shape = recipe.rollout, Assumed()
     most_turns = min(rollout.max_turns, max(round(rollout.max_context * work.turns / work.length), 1))
     turns = _step_episodes(recipe, assumed) * work.turns * (WARM_UP + MEASURED)
@@ -264,26 +266,26 @@ def _workload(recipe: Recipe, work: Episodes, assumed: Assumptions) -> Assumed:
 
 # From the means that the planner assumes to the parameters of `simulation.workload.Assumed`. Pure arithmetic.
 def capped_mean(mean: float, spread: float, most: float) -> float:
-    """Of a log-normal variable, with what is above `most` set to `most`. mean: without that. spread: the logarithm's
-    standard deviation."""
+    """Return the mean of a log-normal variable, with what is above `most` set to `most`. mean: without that. spread:
+    the logarithm's standard deviation."""
     middle, normal = math.log(mean) - spread**2 / 2, NormalDist()
     below = (math.log(most) - middle) / spread
     return mean * normal.cdf(below - spread) + most * (1 - normal.cdf(below))
 
 
 def mean_before_cap(capped: float, spread: float, most: float) -> float:
-    """The inverse of `capped_mean` in its first argument; of a mean that comes too near to `most`, of 0.95 of that."""
+    """Invert `capped_mean` in its first argument; of a mean that comes too near to `most`, take 0.95 of `most`."""
     capped = min(capped, 0.95 * most)
     return _where(lambda mean: capped_mean(mean, spread, most), capped, capped, 1e3 * most)
 
 
 def certainty_of(informative: float, solved: float, size: int) -> float:
-    """`Assumed.certainty`, at which that share of the groups of `size` episodes is informative."""
+    """Return the `Assumed.certainty` at which that share of the groups of `size` episodes is informative."""
     return _where(lambda certainty: informative_share(solved, certainty, size), informative, 1e-4, 1e4)
 
 
 def _where(rising: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """The argument at which a rising function has that value; an end of the range where it has it nowhere."""
+    """Return the argument at which a rising function has that value; an end of the range where it has it nowhere."""
     for _ in range(60):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if rising(middle) < value else (low, middle)
@@ -291,13 +293,13 @@ def _where(rising: Callable[[float], float], value: float, low: float, high: flo
 
 
 def _step_episodes(recipe: Recipe, assumed: Assumptions) -> float:
-    """Those of groups that the filter drops too."""
+    """Return how many episodes a step samples, those of groups that the filter drops too."""
     rollout = recipe.rollout
     return rollout.batch_size * rollout.samples_per_task / informative(recipe, assumed)
 
 
 def _decode(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) -> float:
-    """Seconds of one token of a call."""
+    """Return the seconds of one token of a call."""
     gpu = GPUS[recipe.cluster.gpu]
     return serving.decode_seconds(
         recipe.model.shape,
@@ -311,8 +313,8 @@ def _decode(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) ->
 
 
 def _prefill(recipe: Recipe, work: Episodes, calls: int, assumed: Assumptions) -> float:
-    """By how much prefill lengthens `_decode`: new tokens of one call delay the decoding of the others on its engine.
-    What earlier turns left in the cache is not computed again."""
+    """Return the seconds by which prefill lengthens `_decode`: new tokens of one call delay the decoding of the others
+    on its engine. What earlier turns left in the cache is not computed again."""
     new = work.length / work.sampled - 1  # for one that is sampled
     flops = new * forward_flops(recipe.model.shape, work.length)
     rate = sglang_engine(recipe).gpus * GPUS[recipe.cluster.gpu].flops * 1e12 * assumed.prefill_mfu

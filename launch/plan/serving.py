@@ -1,4 +1,4 @@
-"""What one SGLang engine takes and holds of its GPUs, in bytes, and how fast it samples. Pure arithmetic.
+"""The bytes that one SGLang engine takes and holds of its GPUs, and how fast it samples. Pure arithmetic.
 
 An engine spreads one copy of the model over its GPUs by tensor parallelism. Sources are named where they are used.
 Invariants, which tests hold: the cache of a token does not grow with the GPUs of an engine, and all GPUs together hold
@@ -27,24 +27,24 @@ def sglang_engine(recipe: Recipe) -> SglangEngine:
 
 
 def engines(recipe: Recipe) -> int:
-    """Copies of the model that sample."""
+    """Count the copies of the model that sample."""
     if recipe.serving.external_engines:
         return len(recipe.serving.external_engines)
     return max(recipe.cluster.serve_gpus // sglang_engine(recipe).gpus, 1)
 
 
 def cache_tokens(recipe: Recipe) -> int:
-    """Tokens that one engine's KV cache holds."""
+    """Return the tokens that one engine's KV cache holds."""
     return capacity(recipe.model.shape, sglang_engine(recipe), cache_pool(recipe))
 
 
 def running_requests(recipe: Recipe) -> float:
-    """Requests whose states of fixed size one engine holds."""
+    """Return the number of requests whose states of fixed size one engine holds."""
     return running(recipe.model.shape, sglang_engine(recipe), cache_pool(recipe))
 
 
 def cache_pool(recipe: Recipe) -> float:
-    """Bytes of KV cache on one serving GPU: SGLang's static share of the GPU, less weights and an adapter.
+    """Return the bytes of KV cache on one serving GPU: SGLang's static share of the GPU, less weights and an adapter.
 
     Source: SGLang `srt/model_executor/model_runner_kv_cache_mixin.py`; SLiME starts its engines on empty GPUs.
     """
@@ -54,8 +54,8 @@ def cache_pool(recipe: Recipe) -> float:
 
 
 def served_bytes(recipe: Recipe) -> float:
-    """Buffers of one adapter on one GPU of an engine: those of experts shared out by expert parallelism, the others
-    counted whole, although SGLang shares out one matrix of each pair.
+    """Return the bytes of one adapter's buffers on one GPU of an engine: those of experts shared out by expert
+    parallelism, the others counted whole, although SGLang shares out one matrix of each pair.
 
     Source: SGLang `srt/lora/mem_pool.py`, `get_lora_A_shape`, `get_lora_B_shape`; miles gives it room for one adapter.
     """
@@ -64,15 +64,15 @@ def served_bytes(recipe: Recipe) -> float:
 
 
 def capacity(shape: Shape, engine: SglangEngine, pool: float) -> int:
-    """Tokens that one engine's cache holds, with `pool` bytes on each of its GPUs. Where requests have a state of fixed
-    size too, SGLang sets aside a share of the pool for these."""
+    """Return the tokens that one engine's cache holds, with `pool` bytes on each of its GPUs. Where requests have a
+    state of fixed size too, SGLang sets aside a share of the pool for these."""
     tokens = max(pool, 0.0) * (1 - STATE_SHARE if shape.state(engine) else 1)
     a_token = shape.cache(engine)
     return int(engine.gpus / engine.attention_gpus * tokens / a_token) if a_token else NO_LIMIT
 
 
 def running(shape: Shape, engine: SglangEngine, pool: float) -> float:
-    """Requests whose states one engine holds; without end where they have none.
+    """Return the number of requests whose states one engine holds; infinity where they have none.
 
     Source: SGLang `srt/model_executor/model_runner_kv_cache_mixin.py`, `handle_max_mamba_cache` and
     `_calculate_mamba_ratio`, with the radix cache and the overlapped schedule that are its defaults.
@@ -82,7 +82,8 @@ def running(shape: Shape, engine: SglangEngine, pool: float) -> float:
 
 
 def weight_bytes(shape: Shape, engine: SglangEngine) -> float:
-    """bf16 weights on one GPU of an engine; its tables of the vocabulary are whole under data-parallel attention.
+    """Return the bytes of bf16 weights on one GPU of an engine; its tables of the vocabulary are whole under
+    data-parallel attention.
 
     Source: SGLang `srt/layers/vocab_parallel_embedding.py` and `srt/layers/dp_attention.py`; `--enable-dp-lm-head`.
     """
@@ -91,9 +92,9 @@ def weight_bytes(shape: Shape, engine: SglangEngine) -> float:
 
 
 def runtime_bytes(shape: Shape, engine: SglangEngine, prefill: int) -> float:
-    """What an engine needs beside weights and cache: CUDA context and attention workspace (1.5 GiB), graphs (2 MiB for
-    each of 256 batch sizes, 512 from 4 GPUs on), 1/8 GiB a GPU of the engine for communication, and the activations of
-    one prefill chunk of `prefill` tokens.
+    """Return the bytes that an engine needs on a GPU beside weights and cache: CUDA context and attention workspace
+    (1.5 GiB), graphs (2 MiB for each of 256 batch sizes, 512 from 4 GPUs on), 1/8 GiB a GPU of the engine for
+    communication, and the activations of one prefill chunk of `prefill` tokens.
 
     Source: the terms of SGLang's own estimate (`srt/server_args.py`), whose 1.5 MiB a prefill token is replaced by the
     widest tensors of these models.
@@ -104,8 +105,8 @@ def runtime_bytes(shape: Shape, engine: SglangEngine, prefill: int) -> float:
 
 
 def read_bytes(shape: Shape, batch: float) -> float:
-    """Weights that one decoding step of an engine reads: all but the look-up of `batch` embeddings, and experts that
-    none of these requests chose."""
+    """Return the bytes of weights that one decoding step of an engine reads: all but the look-up of `batch` embeddings,
+    and experts that none of these requests chose."""
     projections = shape.table + shape.hidden
     return WEIGHT_BYTES * (shape.total(lambda part: part.read(batch)) + projections)
 
@@ -120,8 +121,8 @@ def decode_seconds(
     flops: float,
     layer_latency: float,
 ) -> float:
-    """One decoding step of one engine: what reading takes, or computing where that is longer, and a floor of
-    `layer_latency` seconds a layer for launches and communication.
+    """Return the seconds of one decoding step of one engine: what reading takes, or computing where that is longer, and
+    a floor of `layer_latency` seconds a layer for launches and communication.
 
     bandwidth, flops: of one GPU, as reached. Heads that are replicated are read by each GPU that has them.
     """

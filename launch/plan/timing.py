@@ -56,7 +56,7 @@ def time_step(recipe: Recipe, assumed: Assumptions) -> Timing:
 
 
 def time_stage(recipe: Recipe, assumed: Assumptions) -> Supervised | None:
-    """The stage of its `warm_start`, whose samples are as long as they are recorded; None without one."""
+    """Time the stage of a recipe's `warm_start`, whose samples are as long as they are recorded; None without one."""
     stage = supervised(recipe)
     if stage is None:
         return None
@@ -73,7 +73,8 @@ def time_stage(recipe: Recipe, assumed: Assumptions) -> Supervised | None:
 
 
 def _stage_step(stage: Recipe, samples: float, length: float, assumed: Assumptions) -> float:
-    """Seconds. Nothing is synchronised, and the trainer keeps its GPUs (`launch/slime/render.py`, `_supervised`)."""
+    """Return the seconds of one step of the stage. Nothing is synchronised, and the trainer keeps its GPUs
+    (`launch/slime/render.py`, `_supervised`)."""
     if not engine_of(stage).on_gpus:
         return 0.0
     alone = replace(stage, cluster=replace(stage.cluster, colocate=False))
@@ -81,7 +82,7 @@ def _stage_step(stage: Recipe, samples: float, length: float, assumed: Assumptio
 
 
 def _training(recipe: Recipe, episodes: float, length: float, assumed: Assumptions) -> tuple[Phase, ...]:
-    """The order is kept: training itself first, the engines' new weights last."""
+    """Return the phases of training. Their order is kept: training itself first, the engines' new weights last."""
     model, layout, steps = recipe.model.shape, layout_of(recipe), recipe.algorithm.steps_per_rollout
     tokens = episodes * length
     gpu = GPUS[recipe.cluster.gpu]
@@ -105,8 +106,9 @@ def _training(recipe: Recipe, episodes: float, length: float, assumed: Assumptio
 
 
 def _forward_passes(recipe: Recipe) -> int:
-    """Of the policy, for the ratio's denominator, and of the reference. SLiME takes the policy's from the training pass
-    where nothing has changed since (`backends/megatron_utils/actor.py`, `can_reuse_log_probs_in_loss`)."""
+    """Count the forward passes of the policy, for the ratio's denominator, and of the reference. SLiME takes the
+    policy's from the training pass where nothing has changed since (`backends/megatron_utils/actor.py`,
+    `can_reuse_log_probs_in_loss`)."""
     if recipe.supervised:  # which has no old policy
         return 0
     algorithm = recipe.algorithm
@@ -132,7 +134,8 @@ def _optimizer_step(recipe: Recipe, assumed: Assumptions) -> float:
 
 
 def _change_over(recipe: Recipe, assumed: Assumptions) -> float:
-    """Co-located: the optimizer's states go over PCIe twice, the weights once each way."""
+    """Return the seconds of changing over between rollout and training, 0 unless they are co-located: the optimizer's
+    states go over PCIe twice, the weights once each way."""
     if not recipe.cluster.colocate:
         return 0.0
     layout = layout_of(recipe)
@@ -143,7 +146,8 @@ def _change_over(recipe: Recipe, assumed: Assumptions) -> float:
 
 # A recipe and the time of its step -> the hours of the whole run: steps, evaluations and the warm start.
 def evaluations_of(recipe: Recipe, assumed: Assumptions) -> Evaluations | None:
-    """Training waits for each of them, and so do all GPUs. The first comes before the first rollout."""
+    """Count and time the evaluations; None without any. Training waits for each of them, and so do all GPUs. The first
+    comes before the first rollout."""
     run, sets = recipe.run, recipe.data.evaluation_sets
     if not sets:
         return None
@@ -157,7 +161,8 @@ def evaluations_of(recipe: Recipe, assumed: Assumptions) -> Evaluations | None:
 def whole_run(
     recipe: Recipe, assumed: Assumptions, timing: Timing, evaluations: Evaluations | None, stage: Supervised | None
 ) -> WholeRun:
-    """timing: of its step. `evaluations` and `stage` take as long whatever share of the groups passes the filter."""
+    """Return what the whole run takes. timing: that of its step. `evaluations` and `stage` take as long whatever share
+    of the groups passes the filter."""
     seconds = recipe.run.num_rollouts * timing.seconds
     if evaluations:
         seconds += evaluations.count * evaluations.seconds
@@ -166,8 +171,8 @@ def whole_run(
 
 
 def with_outlook(plan: Plan, recipe: Recipe) -> Plan:
-    """The plan with what the run comes to at the bounds of the forecast and with `carry`: up to three more simulations,
-    the one of `low` the longest. A plan without times stays as it is."""
+    """Return the plan with what the run comes to at the bounds of the forecast and with `carry`: up to three more
+    simulations, the one of `low` the longest. A plan without times stays as it is."""
     if plan.run is None:
         return plan
     shares, low, high, carry = recipe.informative, None, None, None

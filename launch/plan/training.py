@@ -1,6 +1,6 @@
-"""What training takes of a GPU and of its machine: bytes, FLOPs and seconds. Pure arithmetic.
+"""The bytes, FLOPs and seconds that training takes of a GPU and of its machine. Pure arithmetic.
 
-What a layer holds, keeps and computes, its parts know (`recipes/layers/`); here layers, micro-batches, the tables of
+A layer's parts know what it holds, keeps and computes (`recipes/layers/`); here layers, micro-batches, the tables of
 the vocabulary and the logits are added up. Sources are named where they are used. Invariants, which tests hold:
 
 - what the GPUs hold of the weights adds up to the model, what is replicated counted once;
@@ -38,7 +38,7 @@ def layout_of(recipe: Recipe) -> Layout:
 
 
 def padded_vocab(vocab: int, tp: int) -> int:
-    """Rows of the embedding table in the trainer, which tp has to divide.
+    """Return the rows of the embedding table in the trainer, which tp has to divide.
 
     Source: Megatron-LM `training/tokenizer`, `_vocab_size_with_padding` with the divisor that is rendered
     (`launch.slime.render.vocabulary_unit`).
@@ -47,7 +47,7 @@ def padded_vocab(vocab: int, tp: int) -> int:
 
 
 def shard(shape: Shape, layout: Layout, stage: int) -> Shard:
-    """What one GPU of pipeline stage `stage` (from 0) holds.
+    """Return the parameters that one GPU of pipeline stage `stage` (from 0) holds.
 
     The first stage has the embedding table, the last one the output projection: a copy of the table if they are tied
     and there are several stages, the table itself if there is one. Source: Megatron-LM `core/models/gpt/gpt_model.py`.
@@ -65,7 +65,7 @@ def weight_bytes(held: Shard) -> float:
 
 
 def gradient_bytes(held: Shard) -> float:
-    """One fp32 buffer for all gradients of a GPU.
+    """Return the bytes of the one fp32 buffer for all gradients of a GPU.
 
     Source: Megatron-LM `core/distributed/param_and_grad_buffer.py`; the distributed optimizer shards what is updated,
     not this buffer.
@@ -74,7 +74,7 @@ def gradient_bytes(held: Shard) -> float:
 
 
 def owned(held: Shard, layout: Layout) -> float:
-    """Parameters that one GPU updates under the distributed optimizer, which SLiME always uses.
+    """Return the parameters that one GPU updates under the distributed optimizer, which SLiME always uses.
 
     The dense ones are shared out over data and context parallel ranks, experts over the ranks that hold the same ones.
     Source: Megatron-LM `core/optimizer/distrib_optimizer.py`; ZeRO-1, Rajbhandari et al. 2020.
@@ -83,7 +83,7 @@ def owned(held: Shard, layout: Layout) -> float:
 
 
 def optimizer_bytes(held: Shard, layout: Layout, *, offload: bool) -> float:
-    """Optimizer states on the GPU; none when they are kept and stepped in the machine's memory.
+    """Return the bytes of optimizer states on the GPU; 0 when they are kept and stepped in the machine's memory.
 
     Source: SLiME's `--optimizer-cpu-offload --use-precision-aware-optimizer`, with Megatron-LM's default fraction of 1.
     """
@@ -91,7 +91,7 @@ def optimizer_bytes(held: Shard, layout: Layout, *, offload: bool) -> float:
 
 
 def host_state_bytes(held: Shard, layout: Layout, *, offload: bool, paused: bool) -> float:
-    """Optimizer states of one GPU in the machine's memory.
+    """Return the bytes of one GPU's optimizer states in the machine's memory.
 
     Offloaded: fp32 master weight and two moments, and a pinned fp32 copy of the gradient (Megatron-LM
     `core/optimizer/cpu_offloading/hybrid_optimizer.py`). Not offloaded but paused while the server has the GPU:
@@ -104,8 +104,8 @@ def host_state_bytes(held: Shard, layout: Layout, *, offload: bool, paused: bool
 
 
 def host_weight_bytes(held: Shard, *, reference: bool, old_actor: bool = False) -> float:
-    """Pinned bf16 copies of one GPU's weights: the actor's, the reference's where there is a KL penalty, and with
-    `--keep-old-actor` two more, those that sample and those before them.
+    """Return the bytes of the pinned bf16 copies of one GPU's weights: the actor's, the reference's where there is a KL
+    penalty, and with `--keep-old-actor` two more, those that sample and those before them.
 
     Source: SLiME `utils/tensor_backper.py`, which every trainer uses, co-located or not; `megatron_utils/actor.py`.
     """
@@ -113,7 +113,7 @@ def host_weight_bytes(held: Shard, *, reference: bool, old_actor: bool = False) 
 
 
 def sync_buffer_bytes(shape: Shape, buffer: int) -> float:
-    """GPU memory of one step of SLiME's weight synchronisation.
+    """Return the bytes of GPU memory that one step of SLiME's weight synchronisation takes.
 
     A bucket is at most `buffer` bytes or one whole tensor, of which the embedding table is the largest; it is there
     three times: as gathered parts, joined, and flattened for the server. Source: SLiME
@@ -122,12 +122,12 @@ def sync_buffer_bytes(shape: Shape, buffer: int) -> float:
     return 3.0 * max(buffer, WEIGHT_BYTES * shape.table)
 
 
-# What a recipe trains, the weights or adapters beside them, and what that is in memory, on disk and on the wire.
+# A recipe trains the weights, or adapters beside them: this is what that takes in memory, on disk and on the wire.
 ADAPTER_COPIES = 2  # in a checkpoint: each rank's own part, and the whole for PEFT
 
 
 def trained(recipe: Recipe, layout: Layout, stage: int) -> Shard:
-    """Parameters on one GPU of a pipeline stage that have gradients and optimizer states.
+    """Return the parameters on one GPU of a pipeline stage that have gradients and optimizer states.
 
     Source: miles `megatron_utils/bridge_lora_helpers.py`, which freezes the weights before Megatron-LM
     `core/distributed/param_and_grad_buffer.py` makes buffers for what wants a gradient.
@@ -140,12 +140,12 @@ def whole(recipe: Recipe, layout: Layout, stage: int) -> Shard:
 
 
 def adapter_bytes(recipe: Recipe, layout: Layout, stage: int) -> float:
-    """Adapters on one GPU of the trainer."""
+    """Return the bytes of adapters on one GPU of the trainer."""
     return WEIGHT_BYTES * adapters.shard(recipe, layout, stage).parameters
 
 
 def resident_bytes(recipe: Recipe, layout: Layout) -> float:
-    """What of the adapters stays on a co-located trainer's GPU while the server has it: weights and gradients.
+    """Return the bytes of adapters and their gradients that stay on a co-located trainer's GPU while the server has it.
 
     Source: miles `megatron_utils/lora_utils.py`, `patch_param_grad_buffer_for_colocate_mode_lora`; `actor.py`, `sleep`.
     """
@@ -154,17 +154,17 @@ def resident_bytes(recipe: Recipe, layout: Layout) -> float:
 
 
 def sent_bytes(recipe: Recipe) -> float:
-    """That one synchronisation moves. A co-located engine has let go of the weights, which are sent again with each
-    adapter. Source: miles `update_weight_from_tensor.py`, `skip_base_sync`; `update_weight_from_distributed/mixin.py`.
-    """
+    """Return the bytes that one synchronisation moves. A co-located engine has let go of the weights, which are sent
+    again with each adapter. Source: miles `update_weight_from_tensor.py`, `skip_base_sync`;
+    `update_weight_from_distributed/mixin.py`."""
     adapter = WEIGHT_BYTES * adapters.exported(recipe).parameters
     weights = WEIGHT_BYTES * recipe.model.shape.parameters
     return adapter + (weights if recipe.cluster.colocate or not recipe.algorithm.lora_rank else 0.0)
 
 
 def checkpoint_bytes(recipe: Recipe) -> float:
-    """One checkpoint on disk: optimizer states, and the weights that they are of. The weights that an adapter leaves as
-    they are, are in none. Source: miles `megatron_utils/lora_utils.py`, `save_lora_checkpoint`."""
+    """Return the bytes of one checkpoint on disk: optimizer states, and the weights that they are of. The weights that
+    an adapter leaves as they are, are in none. Source: miles `megatron_utils/lora_utils.py`, `save_lora_checkpoint`."""
     if not recipe.algorithm.lora_rank:
         return (WEIGHT_BYTES + STATE_BYTES) * recipe.model.shape.parameters
     return (ADAPTER_COPIES * WEIGHT_BYTES + STATE_BYTES) * adapters.parameters(recipe)
@@ -175,7 +175,7 @@ def checkpoint_bytes(recipe: Recipe) -> float:
 def saved_bytes(
     shape: Shape, layout: Layout, tokens: int, *, recompute: str, stage: int, in_flight: int, skew: float
 ) -> float:
-    """What the forward passes of all micro-batches in flight keep for the backward pass.
+    """Return the bytes that the forward passes of all micro-batches in flight keep for the backward pass.
 
     in_flight: micro-batches that a pipeline stage has begun and not finished: at most pp - stage in the schedule 1F1B
         (Narayanan et al. 2021), and no more than there are.
@@ -188,17 +188,17 @@ def saved_bytes(
 
 
 def workspace_bytes(shape: Shape, layout: Layout, tokens: int, *, recompute: str, stage: int = 0, skew: float) -> float:
-    """The most that one layer's backward pass needs for a moment."""
+    """Return the most bytes that one layer's backward pass needs for a moment."""
     layers = shape.stage(stage, layout.pp)
     return tokens * max(layer.workspace(layout, recompute=recompute, skew=skew) for layer in layers)
 
 
 def logits_bytes(shape: Shape, layout: Layout, tokens: int, *, entropy: bool, scaled: bool) -> float:
-    """fp32 `[tokens, vocab / tp]`: the logits and their softmax, which becomes the gradient in place; a third one where
-    entropy has a gradient or the temperature is not 1.
+    """Return the bytes of fp32 `[tokens, vocab / tp]`: the logits and their softmax, which becomes the gradient in
+    place; a third one where entropy has a gradient or the temperature is not 1.
 
-    Taken on the last stage, over all tokens. Computing log-probabilities in chunks saves nothing here: each chunk keeps
-    its softmax, and the gradients are joined again. Source: SLiME `utils/ppo_utils.py`,
+    They are counted on the last stage, over all tokens. Computing log-probabilities in chunks saves nothing here: each
+    chunk keeps its softmax, and the gradients are joined again. Source: SLiME `utils/ppo_utils.py`,
     `_VocabParallelLogProbEntropy`, and `backends/megatron_utils/loss.py`, `get_log_probs_and_entropy`.
     """
     copies = 3 if entropy or scaled else 2
@@ -211,8 +211,8 @@ OPTIMIZER_TRAFFIC = 28  # bytes a parameter: master weight, two moments and grad
 
 
 def forward_flops(shape: Shape, length: float, layout: Layout = ONE_GPU) -> float:
-    """Of one token of a sequence of `length` tokens, on average, on all GPUs that compute it: two a weight, without the
-    look-up of its embedding, and attention.
+    """Return the FLOPs of one token of a sequence of `length` tokens, on average, on all GPUs that compute it: two a
+    weight, without the look-up of its embedding, and attention.
 
     Source: Kaplan et al. 2020, appendix B; Megatron-LM `training/training.py`, `num_floating_point_operations`.
     """
@@ -223,7 +223,7 @@ def forward_flops(shape: Shape, length: float, layout: Layout = ONE_GPU) -> floa
 def train_flops(
     shape: Shape, length: float, recompute: str = "none", layout: Layout = ONE_GPU, *, frozen: bool = False
 ) -> float:
-    """Forward and backward of one token; with full recomputation, the forward pass twice: x 4/3.
+    """Return the FLOPs of one token, forward and backward; with full recomputation, the forward pass twice: x 4/3.
 
     frozen: only the gradients of inputs are computed, half of a backward pass, for adapters, whose own are left out:
     they are a rank over a width of it.
@@ -234,13 +234,13 @@ def train_flops(
 
 
 def bubble(pp: int, micro_batches: float) -> float:
-    """How much longer a pipeline of pp stages takes than its work: 1 + (pp - 1) / m (Narayanan et al. 2021)."""
+    """Return how much longer a pipeline of pp stages takes than its work: 1 + (pp - 1) / m (Narayanan et al. 2021)."""
     return 1 + (pp - 1) / max(micro_batches, 1)
 
 
 def offloaded_step_seconds(updated: float, gpus_per_node: int, pcie: float, host_bandwidth: float) -> float:
-    """AdamW in the machine's memory, on `updated` parameters a GPU: gradients (4 bytes) and new weights (4) go over
-    PCIe while one machine's memory serves the updates of all its GPUs. The longer of the two counts."""
+    """Return the seconds of AdamW in the machine's memory, on `updated` parameters a GPU, the longer of two: gradients
+    (4 bytes) and new weights (4) go over PCIe while one machine's memory serves the updates of all its GPUs."""
     transfer = 8 * updated / pcie
     update = OPTIMIZER_TRAFFIC * updated * gpus_per_node / host_bandwidth
     return max(transfer, update)

@@ -21,8 +21,8 @@ class Aborted(Exception):
 
 
 class Machines(Protocol):
-    """cores: of all nodes; a command takes one. train, update: seconds of one training step, and of bringing its
-    weights to the engines."""
+    """The machines of a simulation. cores: of all nodes; a command takes one. train, update: seconds of one training
+    step, and of bringing its weights to the engines."""
 
     @property
     def cores(self) -> float: ...
@@ -34,13 +34,13 @@ class Machines(Protocol):
     def update(self) -> float: ...
 
     def token_seconds(self, calls: int) -> float:
-        """Of one token of a call, with so many calls in flight on all engines."""
+        """Return the seconds of one token of a call, with so many calls in flight on all engines."""
         ...
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes as the benchmark has them. All of it is assumed; none was measured.
+    """The nodes of the benchmark. All of it is assumed; none was measured.
 
     speed: tokens a second of one request. knee: requests a node serves at that speed; with more, all of them together
     are as fast as these. cpus: of a node.
@@ -80,7 +80,7 @@ class Shared:
         self._paused = False
 
     async def run(self, work: float) -> float:
-        """What is left of it: nothing, unless it was aborted."""
+        """Do some work, and return what is left of it: nothing, unless it was aborted."""
         self._advance()
         number, end = next(self._numbers), self._progress + work
         ended: asyncio.Future[float] = self._clock().create_future()
@@ -137,7 +137,7 @@ class Shared:
         self._since = now
 
     def _look_ahead(self) -> None:
-        """After `_advance`, when that or what runs has changed."""
+        """Set `due` anew. Call it after `_advance`, when the progress or what runs has changed."""
         while self._ends and self._ends[0][1] not in self._running:
             heapq.heappop(self._ends)
         if not self._ends or self._paused:
@@ -157,7 +157,7 @@ T = TypeVar("T")
 
 
 class Occurrence(Protocol):
-    """due: when it `occurs`, which sets it anew; infinity where it does not."""
+    """An event. due: when it `occurs`, which sets it anew; infinity where it does not."""
 
     due: float
 
@@ -165,7 +165,7 @@ class Occurrence(Protocol):
 
 
 class _NoWait(selectors.DefaultSelector):
-    """Moves the clock instead of waiting. There is no file to watch: nothing outside the loop may wake it."""
+    """A selector that moves the clock instead of waiting. It watches no file: nothing outside the loop may wake it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class Engine:
         self._open.set()
 
     async def sample(self, tokens: float) -> float:
-        """Returns the seconds that it took, less weight updates. Raises `Aborted`."""
+        """Sample so many tokens, and return the seconds that it took, less weight updates. Raises `Aborted`."""
         while not self._open.is_set():
             await self._open.wait()
         begun = self._serving()
@@ -250,11 +250,11 @@ class Engine:
         self._calls.abort()
 
     async def drop(self) -> None:
-        """As `abort`, for who waits for the answer of a request to do so."""
+        """Do as `abort` does, for a caller that awaits the answer of a request to abort."""
         self.abort()
 
     async def update_weights(self) -> None:
-        """Calls in flight stop, and go on after it where they were; none begins meanwhile."""
+        """Update the weights. Calls in flight stop, and go on after it where they were; none begins meanwhile."""
         self._open.clear()
         self._calls.pause()
         self._serving.stop()
@@ -265,7 +265,7 @@ class Engine:
 
 
 class Processors:
-    """Commands share the cores. asked, taken: seconds that they would take alone, and that they took."""
+    """The cores that commands share. asked, taken: seconds that they would take alone, and that they took."""
 
     def __init__(self, cores: float) -> None:
         self._commands = Shared(lambda commands: min(1.0, cores / commands))

@@ -54,7 +54,7 @@ class Ledger:
         self._open = 0
 
     async def play_whole(self, group: int, member: int) -> None:
-        """An episode. What infrastructure breaks begins again; of a call that an engine drops, the rest follows."""
+        """Play an episode. What infrastructure breaks begins again; the rest of a call that an engine drops follows."""
         while True:
             try:
                 return await self.play(group, member, self._sample_whole)
@@ -62,8 +62,8 @@ class Ledger:
                 continue
 
     async def play(self, group: int, member: int, sample: Callable[[int], Awaitable[float]]) -> None:
-        """One attempt at an episode. sample: makes a call of so many tokens, and returns its seconds. Raises what it
-        does, such as `Aborted`; `Broken` where infrastructure ends the episode."""
+        """Make one attempt at an episode. sample: makes a call of so many tokens, and returns its seconds. Raises what
+        that does, such as `Aborted`; `Broken` where infrastructure ends the episode."""
         tries = self.attempts.setdefault((group, member), [])
         script = self.workload.script(group, member, len(tries))
         attempt = Attempt(script, self.version)
@@ -102,7 +102,7 @@ class Ledger:
         attempt.commands += self.sampling() - started
 
     async def grade(self, group: int, member: int) -> bool:
-        """Whether it solved its task."""
+        """Grade an episode, and say whether it solved its task."""
         attempt = self.attempts[group, member][-1]
         if self.grades_in_slots:
             await self._run(attempt, attempt.script.grading)
@@ -115,13 +115,13 @@ class Ledger:
         return not self.filtered or (any(solved) and not all(solved))
 
     def uniform(self, group: int) -> bool:
-        """Whether all of its episodes have ended, all alike."""
+        """Say whether all episodes of a group have ended, all alike."""
         tries = [self.attempts.get((group, member)) for member in range(self.size)]
         return all(attempts and attempts[-1].ended for attempts in tries) and not self.informative(group)
 
     def informative_rate(self, first: int) -> float:
-        """Share of informative groups, from the `first` trained one on, among those that the trained ones were chosen
-        of."""
+        """Return the share of informative groups, from the `first` trained one on, among those that the trained ones
+        were chosen of."""
         chosen = [trained.group for trained in self.trained]
         passed = range(max(chosen[:first], default=-1) + 1, max(chosen) + 1)
         uniform = sum(self.uniform(group) for group in passed)
@@ -129,7 +129,7 @@ class Ledger:
         return count / (count + uniform)
 
     def lose(self, group: int) -> None:
-        """The schedule throws away what a group has, finished or not."""
+        """Note that the schedule throws away what a group has, finished or not."""
         for member in range(self.size):
             for attempt in self.attempts.get((group, member), ()):
                 attempt.lost = True
@@ -142,7 +142,7 @@ class Ledger:
             self.trained.append(Trained(group, self.version, lengths, self.informative(group), staleness))
 
     def stepped(self) -> None:
-        """A training step has ended, and its weights are with the engines."""
+        """Note that a training step has ended, and that its weights are with the engines."""
         self.version += 1
         self.ends.append(asyncio.get_running_loop().time())
 
@@ -150,12 +150,13 @@ class Ledger:
         return [attempt for tries in self.attempts.values() for attempt in tries]
 
     def slot_use(self) -> float:
-        """Of the seconds that all slots have while sampling may run, the share that was not thrown away or idle."""
+        """Return the share of all slots' seconds, while sampling may run, that was not thrown away or idle."""
         useful = math.fsum(attempt.progress for attempt in self.every_attempt() if attempt.kept)
         return useful / (self.slots * self.sampling())
 
     def figures(self, bound: int) -> dict[str, float]:
-        """bound: what began at least so many versions before the last step has had time to be trained."""
+        """Return the figures of the run. bound: what began at least so many versions before the last step has had time
+        to be trained."""
         steps = len(self.ends)
         everything = self.every_attempt()
         informative = sum(trained.informative for trained in self.trained)
@@ -175,8 +176,9 @@ class Ledger:
         }
 
     def _distance(self, last: int) -> float:
-        """Between the lengths of trained episodes and of all that the policy set out to sample: both of the informative
-        groups that began under this version or an earlier one, all of them at their first attempts."""
+        """Return the distance between the lengths of trained episodes and of all that the policy set out to sample:
+        both of the informative groups that began under this version or an earlier one, all of them at their first
+        attempts."""
         old = [group for group, version in self.begun.items() if version <= last]
         first = [[self.workload.script(group, member, 0) for member in range(self.size)] for group in old]
         sampled = [
@@ -201,7 +203,7 @@ Schedule = Callable[[Ledger, int, int], Awaitable[None]]
 """Trains that many steps of that many groups: (ledger, batch_size, steps)."""
 
 
-# What simulated episodes came to, and the figures of that.
+# The records of simulated episodes, and the figures that come of them.
 @dataclass
 class Attempt:
     """One try at an episode. version: of its begin. calls, commands: its seconds in these while sampling might run."""
@@ -238,7 +240,7 @@ class Broken(Exception):
 
 
 def kolmogorov_smirnov(ours: list[int], theirs: list[int]) -> float:
-    """The largest difference of the two empirical distribution functions."""
+    """Return the largest difference of the two empirical distribution functions."""
     one, other = sorted(ours), sorted(theirs)
     return max(
         abs(bisect.bisect_right(one, value) / len(one) - bisect.bisect_right(other, value) / len(other))
@@ -255,7 +257,7 @@ class SimulatedRun:
         self._fresh = 0
 
     def driver(self, scheduler: Scheduler, *, slots: int = 0, **options: Any) -> Driver:
-        """slots: the ledger's where it is 0."""
+        """Make the driver of a schedule. slots: the ledger's where it is 0."""
         args = _arguments(slots or self.ledger.slots)
         return Driver(Player(args, RolloutHooks(self.generate, self.reward, self.keep)), scheduler, **options)
 
@@ -263,7 +265,7 @@ class SimulatedRun:
         return [self._group(self._next()) for _ in range(num_samples)]
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
-        """What the schedule gives back: all that these groups have is thrown away, finished or not."""
+        """Take what the schedule gives back: all that these groups have is thrown away, finished or not."""
         groups = [_number(group) for group in samples]
         for group in groups:
             self.ledger.lose(group)
@@ -307,13 +309,13 @@ async def sync(ledger: Ledger, batch_size: int, steps: int, max_over_sampling: f
 
 
 async def carry(ledger: Ledger, batch_size: int, steps: int, max_staleness: int) -> None:
-    """When a batch is full, the engines drop their calls, and episodes pause until training has ended."""
+    """Train in turns. When a batch is full, the engines drop their calls, and episodes pause until training ends."""
     run, scheduler = SimulatedRun(ledger), PacedAdmission(batch_size, max_staleness)
     await train_in_turns(run, run.driver(scheduler, gate=ledger.gate, abort=ledger.engine.drop), steps)
 
 
 async def train_in_turns(run: SimulatedRun, driver: Driver, steps: int) -> None:
-    """Sampling waits while a batch trains."""
+    """Collect and train batches in turns: sampling waits while a batch trains."""
     ledger = run.ledger
     for _ in range(steps):
         run.train(await driver.collect(run, ledger.version))
@@ -325,7 +327,7 @@ async def train_in_turns(run: SimulatedRun, driver: Driver, steps: int) -> None:
 
 
 async def ahead(ledger: Ledger, batch_size: int, steps: int, max_over_sampling: float = MAX_OVER_SAMPLING) -> None:
-    """Batches as with `sync`, by other GPUs than train: the next one is sampled while one trains (SLiME's
+    """Collect batches as `sync` does, on other GPUs than train: the next one is sampled while one trains (SLiME's
     `train_async.py`), and the weights change when both are done."""
     run = SimulatedRun(ledger)
     driver = run.driver(DynamicSampling(batch_size, max_over_sampling))
@@ -341,7 +343,7 @@ async def ahead(ledger: Ledger, batch_size: int, steps: int, max_over_sampling: 
 
 
 async def continuous(ledger: Ledger, batch_size: int, steps: int, max_staleness: int) -> None:
-    """Training on other GPUs: a batch is trained as soon as it is full, and sampling goes on meanwhile."""
+    """Train on other GPUs: a batch is trained as soon as it is full, and sampling goes on meanwhile."""
     run = SimulatedRun(ledger)
     driver = run.driver(PacedAdmission(batch_size, max_staleness), goes_on=True)
     for _ in range(steps):
@@ -359,7 +361,7 @@ def _number(group: list[Sample]) -> int:
 
 
 def _arguments(slots: int) -> Namespace:
-    """What a `Player` reads. The sampling parameters are not looked at here."""
+    """Return the arguments that a `Player` reads. The sampling parameters are not looked at here."""
     return Namespace(
         sglang_server_concurrency=slots,
         sglang_enable_deterministic_inference=False,

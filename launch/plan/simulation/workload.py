@@ -34,7 +34,7 @@ from slime_swe.rollout.records import Record, is_broken, trajectories
 
 @dataclass(frozen=True)
 class Script:
-    """What one episode does. turns: sampled tokens, and seconds of the tool call after them. Times in seconds.
+    """The course of one episode, with times in seconds. turns: sampled tokens, and seconds of the tool call after them.
 
     breaks: the turn at which infrastructure breaks it, if it does.
     """
@@ -52,7 +52,7 @@ class Script:
 
 class Workload(Protocol):
     def script(self, group: int, member: int, attempt: int) -> Script:
-        """The same for the same numbers, whatever the schedule."""
+        """Return the script of an episode: the same for the same numbers, whatever the schedule."""
         ...
 
 
@@ -82,7 +82,7 @@ class Assumed:
 
 @lru_cache(maxsize=16_384)
 def _assumed(workload: Assumed, group: int, member: int, attempt: int) -> Script:
-    """Kept, since plans that differ in their machines have the same episodes: a plan's proposals, for one."""
+    """Draw a script. It is cached: plans that differ in their machines, as proposals do, have the same episodes."""
     shift, rate = _task(workload, group)
     drawn = random.Random(f"{workload.seed}:{group}:{member}:{attempt}")
     own = drawn.gauss(0.0, workload.turns_spread / math.sqrt(2))
@@ -99,7 +99,7 @@ def _assumed(workload: Assumed, group: int, member: int, attempt: int) -> Script
 
 @lru_cache(maxsize=16_384)
 def _task(workload: Assumed, group: int) -> tuple[float, float]:
-    """By how much the logarithm of its episodes' turns is above the middle, and the share of them that solve it."""
+    """Draw by how much the logarithm of a task's turns is above the middle, and the share of episodes that solve it."""
     task = random.Random(f"{workload.seed}:{group}")
     shift = task.gauss(0.0, workload.turns_spread / math.sqrt(2))
     rate = task.betavariate(workload.certainty * workload.solved, workload.certainty * (1 - workload.solved))
@@ -125,8 +125,8 @@ def _assumed_turns(workload: Assumed, drawn: random.Random, number: int) -> Iter
 class Recorded:
     """Groups of a run's `episodes.jsonl`, drawn with replacement, and each member of one of its group's episodes.
 
-    Of each episode its turns, sampled tokens and seconds in the sandbox, spread evenly over the turns. What a journal
-    does not hold, opening and grading, is drawn as in `Assumed`.
+    An episode keeps its turns, its sampled tokens and its seconds in the sandbox, spread evenly over the turns. What a
+    journal does not hold, opening and grading, is drawn as in `Assumed`.
     """
 
     def __init__(self, path: Path, seed: int) -> None:
@@ -157,7 +157,7 @@ class Recorded:
 
 
 def _recorded(segments: list[Record]) -> Script | None:
-    """None of an episode that infrastructure broke, or whose hook recorded no turns."""
+    """Return the script of an episode; None where infrastructure broke it, or where its hook recorded no turns."""
     episode = next((segment.episode for segment in segments if segment.episode), None)
     if episode is None or not episode.turns or is_broken(segments):
         return None

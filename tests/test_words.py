@@ -15,6 +15,8 @@ PRIVATE = frozenset(
     lay story earns neighbour neighbours
     """.split()
 )
+# A docstring that begins so is no sentence: it leans on the name of what it stands in.
+FRAGMENT = re.compile(r"(?:What|Whether|Of|Those|How|Which|That|Its|The same|None of)\b")
 PHRASES = ("brings_tests", "Door", "_Door", "Flight", "_Flight", "Places", "Homes", "_meet", "binds")
 
 
@@ -41,3 +43,15 @@ def test_no_identifier_is_in_a_private_vocabulary():
         if words(name) & PRIVATE or name in PHRASES
     }
     assert sorted(found) == []
+
+
+def test_docstrings_are_sentences():
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in set(FOLDERS) - {"benchmarks", "tests"}
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds) and FRAGMENT.match(ast.get_docstring(node) or "")
+    ]
+    assert found == [], "begin with a verb (Return, Read, …), or with a subject"

@@ -36,7 +36,8 @@ Report = dict[str, Any]
 
 
 async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence[str] | None = None) -> Report:
-    """What one agent did. `script`: what the policy says turn by turn, in place of the agent's own script.
+    """Play one agent on the bundled task, and report what it did. `script`: what the policy says turn by turn, in place
+    of the agent's own script.
 
     The agent's own is played twice: as it is, and with a malformed call that the policy repairs when it sees the error.
 
@@ -144,7 +145,8 @@ def retained(log: Sequence[Sampled], segments: Sequence[Segment]) -> float:
 
 
 def ends(log: Sequence[Sampled]) -> int:
-    """How many turns no later prompt goes on from: the last one, and those that the agent left out of its history."""
+    """Count the turns that no later prompt goes on from: the last one, and those that the agent left out of its
+    history."""
     turns = [[*one.prompt, *one.tokens] for one in log]
     return sum(
         not any(later.prompt[: len(turn)] == turn for later in log[number + 1 :]) for number, turn in enumerate(turns)
@@ -178,7 +180,7 @@ def _lines(message: Message | None) -> list[str]:
 
 
 def problems_of(report: Report, calls_expected: bool, malformed_calls: int = 0) -> Iterator[str]:
-    """What makes an agent unfit for training, a sentence each. malformed_calls: how many the script has."""
+    """Yield what makes an agent unfit for training, a sentence each. malformed_calls: how many the script has."""
     if report["reward"] <= 0:
         yield f"the task was not solved ({': '.join(filter(None, (report['stop_reason'], report['detail'])))})"
     if report["tokens_retained"] < 1:

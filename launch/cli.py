@@ -107,7 +107,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
-    """With these sub-commands. Making all imports what each of them needs: `parse` makes the one that is meant."""
+    """Build the parser of these sub-commands. Making all imports what each of them needs: `parse` makes the one that is
+    meant."""
     parser = argparse.ArgumentParser(prog="slime-swe", description="Train coding agents with reinforcement learning.")
     parser.add_argument("--version", action="version", version=f"slime-swe {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -134,8 +135,8 @@ def _open_closed_streams() -> None:
 
 
 def _write_or_discard(stream: TextIO) -> None:
-    """What nobody reads any more is left in the stream's buffer. The interpreter would try to write it once more at its
-    exit, and end with 120 in place of the command's own code."""
+    """Flush a stream, or discard what is left in its buffer where nobody reads it any more. The interpreter would try
+    to write that once more at its exit, and end with 120 in place of the command's own code."""
     try:
         stream.flush()
     except OSError:

@@ -56,7 +56,8 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def assemble(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The same recipe, whose rules nobody has checked yet: for what lists everything that is wrong with it."""
+    """Return the recipe that `resolve` returns, its rules unchecked: for what lists everything that is wrong with
+    it."""
     given, overrides = taken("recipe", overrides)
     name = given or name
     recipe = read_recipe(Path(name)) if _is_file_name(name) else load_recipe(name)
@@ -201,7 +202,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def taken(key: str, overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    """What is given as `recipe=`, `model=` or `task=`, the last one if several, and the other overrides.
+    """Split off what is given as `recipe=`, `model=` or `task=`, the last one if several, from the other overrides.
 
     Raises `UserError` where it is empty, as by a variable of the shell that is not set.
     """

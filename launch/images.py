@@ -150,12 +150,12 @@ def get(found: Survey) -> Iterator[tuple[str, str]]:
 
 
 def images_command(specs: Sequence[str], sandbox: str) -> str:
-    """What gets the images of these task sets."""
+    """Return the command that gets the images of these task sets."""
     return f"slime-swe tasks images {' '.join(map(shlex.quote, specs))} --sandbox {shlex.quote(sandbox)} --pull"
 
 
 def needs_images(spec: str) -> bool:
-    """Whether any task of a set runs in an image; of a corpus that is not here, by what is known of it.
+    """Say whether any task of a set runs in an image; of a corpus that is not here, by what is known of it.
 
     A set that can't be read needs none: what is wrong with it is said where it is read.
     """
@@ -182,7 +182,7 @@ def _works(name: str, machine: Machine) -> bool:
 
 
 def remedy(machine: Machine) -> str:
-    """What to do where a sandbox takes no images and the tasks need them."""
+    """Say what to do where a sandbox takes no images and the tasks need them."""
     here = backends_here(machine)
     if here:
         return f"set rollout.sandbox to one that does, on this machine {' or '.join(here)}"

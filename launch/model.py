@@ -44,7 +44,8 @@ def checkpoint_folder(spec: str, models: str = "models") -> Path:
 
 
 def checkpoint_path(spec: str, models: str = "models") -> Path:
-    """Where `model.checkpoint` lies: a folder as it is given, else that `ORG/NAME` in `model.folder`. Absolute."""
+    """Return the absolute path of `model.checkpoint`: a folder as it is given, else that `ORG/NAME` in
+    `model.folder`."""
     if spec == EMBEDDED_SEED:
         return Path(str(files("slime_swe.embedded"))).resolve() / "seed" / "checkpoint"
     given = Path(spec).expanduser()
@@ -53,7 +54,7 @@ def checkpoint_path(spec: str, models: str = "models") -> Path:
 
 
 def converted_folder(recipe: Recipe) -> Path:
-    """Where the same weights lie in Megatron's format: beside those in Hugging Face format."""
+    """Return the folder of the same weights in Megatron's format, beside that in Hugging Face format."""
     return Path(f"{checkpoint_path(recipe.model.checkpoint, recipe.model.folder)}_torch_dist")
 
 
@@ -125,7 +126,8 @@ def _kind(checkpoint: str) -> tuple[str, ...]:
 
 
 def _is_fine_tune(recipe: Recipe, model: Model, path: Path) -> bool:
-    """Of the recipe's shape, whatever length it was tuned for."""
+    """Say whether a model has the recipe's shape, whatever length it was tuned for, or a chat template whose calls the
+    recipe's tool format reads."""
     shape = recipe.model.shape
     if dataclasses.replace(read_config(model.kind, model.config)[0], max_context=shape.max_context) == shape:
         return True
@@ -220,7 +222,7 @@ def _require_read_back(model: Model, path: Path) -> None:
 
 
 def mismatches(recipe: Recipe) -> list[Violation]:
-    """Where the recipe's `model.config` is not the checkpoint's; nothing where no checkpoint lies here.
+    """List where the recipe's `model.config` is not the checkpoint's; nothing where no checkpoint lies here.
 
     A run can be planned on a machine that holds no model: only what is there is compared. Raises `UserError` where a
     `config.json` is there and is of no model that can be trained.

@@ -37,8 +37,8 @@ def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def visible(text: str) -> str:
-    """What an agent, a task or a test wrote, for a terminal: control characters but newline and tab as `\\x1b`, so that
-    none of them moves the cursor, sets a title or fills the clipboard."""
+    """Make fit for a terminal what an agent, a task or a test wrote: control characters but newline and tab become text
+    such as `\\x1b`, so that none of them moves the cursor, sets a title or fills the clipboard."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 

@@ -25,7 +25,7 @@ _RANGE = re.compile(r"(\d+(?:\.\d+)?)(%?)-(\d+(?:\.\d+)?)(%?)")
 
 @dataclass(frozen=True)
 class Rate:
-    """Of one task: how many episodes solved it, of how many that infrastructure did not break."""
+    """The solve rate of one task: how many episodes solved it, of how many that infrastructure did not break."""
 
     solved: int
     episodes: int
@@ -46,7 +46,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Filtered:
-    """What a filter kept of the tasks that were seen, and how many went out for which reason."""
+    """The tasks that a filter kept of those that were seen, and how many went out for which reason."""
 
     range: Range
     of: int

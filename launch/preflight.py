@@ -81,19 +81,20 @@ def read_sets(recipe: Recipe) -> tuple[list[Task], list[str]]:
 
 
 def left_out(recipe: Recipe) -> str:
-    """How many tasks the options of the training sets leave out; empty where none."""
+    """Say how many tasks the options of the training sets leave of each; empty where they leave all."""
     sizes = {spec: counted(spec) for spec, key in task_sets(recipe).items() if key == "data.train" and "?" in spec}
     fewer = [f"{len(tasks)} of {of} tasks of {spec}" for spec, (tasks, of) in sizes.items() if len(tasks) < of]
     return f"data.train has {', '.join(fewer)}" if fewer else ""
 
 
 def not_here(sets: Sequence[str]) -> str:
-    """What is said of task sets that are not on this machine: the one command that brings them all."""
+    """Say which task sets are not on this machine, with the one command that brings them all."""
     return f"{', '.join(sets)} not on this machine: {fetch_command(sets)}"
 
 
 def missing_images(recipe: Recipe, tasks: Sequence[Task]) -> str:
-    """How many of the tasks' images are not on this machine, and the command that gets them; empty where all are."""
+    """Say how many of the tasks' images are not on this machine, with the command that gets them; empty where all
+    are."""
     sandbox = recipe.rollout.sandbox
     if not make_backend(sandbox).takes_images:
         return ""
@@ -106,7 +107,8 @@ def missing_images(recipe: Recipe, tasks: Sequence[Task]) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What of a run's tasks was compared. `compared` is false where another data source decides what is trained on."""
+    """The tasks of a run that were compared. `compared` is false where another data source decides what is trained
+    on."""
 
     compared: bool
     trained: int = 0

@@ -36,7 +36,8 @@ class _StandardError(Console):
 
 
 class Bar:
-    """How many of `total` are done, on `console` (default: standard error); as a context, the bar is shown inside."""
+    """A bar of how many of `total` are done, on `console` (default: standard error); as a context, it is shown
+    inside."""
 
     def __init__(self, title: str, total: int, console: Console | None = None) -> None:
         self.title, self.total = title, total
@@ -73,7 +74,8 @@ class Bar:
 
 
 class RunProgress(Bar):
-    """Of a training run, whose loop calls it: a line for each rollout and evaluation; the bar says what goes on.
+    """The progress of a training run, whose loop calls it: a line for each rollout and evaluation; the bar says what
+    goes on.
 
     status: where the phase is written, for others. clock: seconds, by which the run's pace is taken.
     """
@@ -143,7 +145,7 @@ def remaining(first: tuple[int, float] | None, now: tuple[int, float], total: in
 
 
 def quarter(done: int, total: int) -> bool:
-    """Whether a long count has just passed a quarter; the last says more in another line."""
+    """Say whether a long count has just passed a quarter other than the last, of which another line says more."""
     return total >= 20 and done < total and done * 4 // total > (done - 1) * 4 // total
 
 

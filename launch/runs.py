@@ -145,8 +145,8 @@ def changes(recipe: Recipe, folder: Path) -> list[str]:
 
 @contextmanager
 def attempt_with_status(folder: Path) -> Iterator[Attempt]:
-    """As `attempting`. An exception is recorded with the exit code that `slime-swe` has for it; what ends without one
-    records its own, by `record_end`."""
+    """Record an attempt as `attempting` does. An exception is recorded with the exit code that `slime-swe` has for it;
+    what ends without one records its own, by `record_end`."""
     with attempting(folder / ATTEMPTS) as attempt, interrupting() as signals:
         try:
             yield attempt

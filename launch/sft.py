@@ -33,7 +33,7 @@ class Rules:
 
 
 def sketch(turns: Iterable[Turn]) -> MinHash:
-    """Of the sequences of `WORDS` words and signs in what the policy wrote, its calls among it."""
+    """Sketch the sequences of `WORDS` words and signs in what the policy wrote, its calls among it."""
     from datasketch import MinHash
 
     words = _WORD.findall("\n".join(part for turn in turns if turn.role == "assistant" for part in _written(turn)))
@@ -63,8 +63,8 @@ class Candidate:
 def candidates(
     episodes: Iterable[ExportedEpisode], rules: Rules, contaminated: Collection[str], left_out: Counter[str]
 ) -> list[Candidate]:
-    """Of solved episodes, those that each rule takes by itself; `left_out` counts the others by reason. contaminated:
-    tasks that an evaluation shows."""
+    """Return those solved episodes that each rule takes by itself; `left_out` counts the others by reason.
+    contaminated: tasks that an evaluation shows."""
     found = []
     for place, episode in enumerate(episodes):
         turns = sum(turn.role == "assistant" for turn in episode.turns)
@@ -103,11 +103,11 @@ class TrainedSample:
 
     @property
     def tokens(self) -> int:
-        """That are trained."""
+        """The number of tokens that are trained."""
         return sum(self.mask)
 
     def line(self, name: str, vocabulary: str) -> dict[str, Any]:
-        """Of JSON's types. `name`: the episode's."""
+        """Return the sample as a mapping of JSON's types. `name`: the episode's."""
         tokens = {"tokens": self.record.tokens, "loss_mask": self.mask, "vocabulary": vocabulary} if self.mask else {}
         return {
             "episode": name,
@@ -184,7 +184,7 @@ def _is_trained(
 
 
 def _name(turn: Turn) -> tuple[Any, ...]:
-    """What two samples of an episode show is the same turn where this is."""
+    """Return what tells turns apart: two samples of an episode show the same turn where this is equal."""
     return turn.role, turn.began, turn.ended, turn.text, turn.reasoning
 
 
@@ -218,7 +218,7 @@ def _written(turn: Turn) -> list[str]:
 
 
 class Seen:
-    """What has been taken so far. `share`: of shingles in common, from which on two are similar."""
+    """The episodes that have been taken so far. `share`: of shingles in common, from which on two are similar."""
 
     def __init__(self, share: float) -> None:
         from datasketch import MinHashLSH

@@ -94,8 +94,8 @@ def run_stage(engine: Engine, recipe: Recipe, folder: Path, start: Start) -> Rec
 def unfit(
     engine: Engine, recipe: Recipe, episodes: Sequence[RecordedEpisode], known: Sequence[Violation] = ()
 ) -> list[Violation]:
-    """What keeps the engine from training the stage: rules that its recipe breaks, beside the rollouts' own that are
-    `known`, and samples that no micro-batch was planned for."""
+    """Return what keeps the engine from training the stage: rules that its recipe breaks, beside the rollouts' own that
+    are `known`, and samples that no micro-batch was planned for."""
     stage = stage_of(recipe, Path(recipe.run.dir), episodes)
     what = "the supervised stage, whose rollout.batch_size is warm_start.batch_size, can't be trained"
     found = [

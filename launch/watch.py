@@ -50,7 +50,8 @@ class Shown(Protocol):
 
 
 class AsLines:
-    """By the code that shows the run's own progress. Its pace is that of the records, not that of their reading."""
+    """A run's records as lines, by the code that shows the run's own progress. Its pace is that of the records, not
+    that of their reading."""
 
     def __init__(self, recipe: Recipe, folder: Path, progress: RunProgress | None = None) -> None:
         self.recipe, self.folder = recipe, folder

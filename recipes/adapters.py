@@ -34,12 +34,13 @@ def shard(recipe: Recipe, layout: Layout, stage: int) -> Shard:
 
 
 def parameters(recipe: Recipe) -> int:
-    """Of all adapters."""
+    """Count the parameters of all adapters."""
     return round(shard(recipe, ONE_GPU, 0).parameters)
 
 
 def exported(recipe: Recipe) -> Shard:
-    """The same as a server takes them: each projection of a fused layer has a copy of the first matrix.
+    """Count the parameters of adapters as a server takes them: each projection of a fused layer has a copy of the first
+    matrix.
 
     Source: PEFT's names, which Megatron-Bridge exports: `q_proj`, `k_proj`, `v_proj`; `gate_proj`, `up_proj`.
     """
@@ -56,7 +57,7 @@ def exported(recipe: Recipe) -> Shard:
 
 
 def untrainable(recipe: Recipe) -> Iterator[Violation]:
-    """What miles' LoRA can't train, or can't serve."""
+    """Yield what the recipe asks for that miles' LoRA can't train, or can't serve."""
     no, algorithm, parallel = against(recipe), recipe.algorithm, recipe.parallel
     if not algorithm.lora_rank:
         return

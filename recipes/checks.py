@@ -103,7 +103,7 @@ def field_types(kind: Any = Recipe, prefix: str = "") -> dict[str, Any]:
 
 
 def allowed(hint: Any) -> str:
-    """What the constraint of a field's type allows, in words; empty where it has none."""
+    """Say in words what the constraint of a field's type allows; empty where it has none."""
     if get_origin(hint) is not Annotated:
         return ""
     meta = get_args(hint)[1]
@@ -165,12 +165,12 @@ def _inner(found: Any, name: str) -> Any:
 
 
 def against(recipe: Recipe) -> Callable[[str, str, str], Violation]:
-    """What makes a violation `KEY=VALUE why: fix` of this recipe's value at a key."""
+    """Return a function that makes a violation `KEY=VALUE why: fix` of this recipe's value at a key."""
     return lambda key, why, fix: Violation(key, f"{key}={_shown(lookup(recipe, key))} {why}", fix)
 
 
 def _shown(value: Any) -> str:
-    """As on the command line."""
+    """Write a value as it stands on the command line."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -222,7 +222,8 @@ def amounts(recipe: Recipe) -> Iterator[Violation]:
 
 
 def over_sampling(recipe: Recipe) -> Iterator[Violation]:
-    """With a cap of less than one over the share of groups that passes the filter, each batch needs a second wave."""
+    """Refuse a cap of less than one over the share of groups that passes the filter: each batch would need a second
+    wave."""
     rollout, share = recipe.rollout, recipe.informative.expected
     if SCHEDULES[rollout.schedule].carries or not 0 < rollout.max_over_sampling < 1 / share:
         return
@@ -306,7 +307,7 @@ def tries(recipe: Recipe) -> Iterator[Violation]:
 
 
 def adapters(recipe: Recipe) -> Iterator[Violation]:
-    """What only says how an adapter is made, where there is none."""
+    """Refuse what only says how an adapter is made, where there is none."""
     no, algorithm = against(recipe), recipe.algorithm
     for key in ("lora_alpha", "lora_targets"):
         if getattr(algorithm, key) and not algorithm.lora_rank:
@@ -324,7 +325,8 @@ def components(recipe: Recipe) -> Iterator[Violation]:
 
 
 def grammars(recipe: Recipe) -> Iterator[Violation]:
-    """What can't be combined with a grammar, so that each token's distribution is known and a turn has one grammar."""
+    """Refuse what can't be combined with a grammar, so that each token's distribution is known and a turn has one
+    grammar."""
     no, rollout = against(recipe), recipe.rollout
     if not rollout.grammar:
         return
@@ -352,7 +354,8 @@ def _takes_grammar(agent: str) -> bool:
 
 
 def room(recipe: Recipe) -> Iterator[Violation]:
-    """What removes images must be able to, and leaves some on the disk."""
+    """Refuse to keep a disk free with a sandbox that removes no images, or so much of it that no room for them is
+    left."""
     no, rollout, cluster = against(recipe), recipe.rollout, recipe.cluster
     if not rollout.keep_disk_free:
         return

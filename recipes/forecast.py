@@ -18,8 +18,8 @@ class Informative(NamedTuple):
 
 
 def informative_share(solved: float, certainty: float, size: int) -> float:
-    """Of groups of `size` episodes whose episodes neither all solve their task nor all fail. Tasks' solve rates are
-    Beta-distributed about `solved`, with two parameters whose sum is `certainty`."""
+    """Return the share of groups of `size` episodes whose episodes neither all solve their task nor all fail. Tasks'
+    solve rates are Beta-distributed about `solved`, with two parameters whose sum is `certainty`."""
     all_alike = (
         math.prod((certainty * rate + number) / (certainty + number) for number in range(size))
         for rate in (solved, 1 - solved)

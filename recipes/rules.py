@@ -35,7 +35,8 @@ def violations(recipe: Recipe) -> Iterator[Violation]:
 
 
 def trainer_sizes(recipe: Recipe) -> Iterator[Violation]:
-    """How Megatron cuts a model: parts of a layer, layers, experts, and a sequence of fixed length."""
+    """Refuse sizes by which Megatron can't cut the model: parts of a layer, layers, experts, and a sequence of fixed
+    length."""
     no, shape, parallel = against(recipe), recipe.model.shape, recipe.parallel
     for way in ("tp", "ep", "etp"):
         cuts = shape.trainer_cuts(way)
@@ -163,7 +164,7 @@ def engine_experts(recipe: Recipe) -> Iterator[Violation]:
 
 
 def engine_requests(recipe: Recipe) -> Iterator[Violation]:
-    """With speculative decoding SGLang runs 48 requests at once unless it is told how many
+    """Refuse speculative decoding without a number of requests: SGLang then runs 48 at once
     (`srt/arg_groups/speculative_hook.py`)."""
     flags, most = recipe.slime.flags, "sglang-max-running-requests"
     if flags.get("sglang-speculative-algorithm") and most not in flags:
@@ -173,7 +174,7 @@ def engine_requests(recipe: Recipe) -> Iterator[Violation]:
 
 
 def on_any_machine(recipe: Recipe) -> Iterator[Violation]:
-    """What SLiME can't combine wherever it runs."""
+    """Yield what the recipe asks for that SLiME can't combine wherever it runs."""
     yield from _losses(recipe)
     yield from schedules(recipe)
     if "trackio" in recipe.run.trackers:
@@ -214,7 +215,7 @@ def staleness(recipe: Recipe) -> int:
 
 
 def at_once(recipe: Recipe) -> bool:
-    """Whether SLiME samples the next rollout while it trains on one (`train_async.py`), so with weights of the step
+    """Say whether SLiME samples the next rollout while it trains on one (`train_async.py`), so with weights of the step
     before."""
     schedule = SCHEDULES[recipe.rollout.schedule]
     return schedule.overlaps and (not schedule.carries or staleness(recipe) > 0)

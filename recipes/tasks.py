@@ -33,7 +33,8 @@ def with_task(recipe: Recipe, name: str) -> Recipe:
 
 
 def _on(recipe: Recipe, train: str, **evaluated: str) -> Data:
-    """Its data with other task sets. Weights and filters belong to the sets that it had."""
+    """Return the recipe's data with other task sets, without weights and filters, which belong to the sets that it
+    had."""
     return replace(recipe.data, train=[train], weights=[], filters={}, eval=evaluated)
 
 

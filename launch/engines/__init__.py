@@ -32,7 +32,7 @@ ENGINES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Start:
-    """How a run is started.
+    """The options with which a run is started.
 
     resume: go on with the run that the folder holds.
     as_json: print one JSON document on standard output, and no other line there.
@@ -72,7 +72,7 @@ class Engine:
     rehearsed: ClassVar[bool] = False
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
-        """What this engine does not take of a recipe whose fields are valid one by one."""
+        """Return the rules of this engine that the recipe breaks; its fields are taken to be valid one by one."""
         return ()
 
     def check(self, recipe: Recipe, start: Start) -> None:
@@ -137,7 +137,7 @@ IN_ONE_PROCESS: tuple[Fixed, ...] = (
 
 
 def without_caches(recipe: Recipe) -> Iterator[Violation]:
-    """What an engine without GPUs leaves out too: the planner counts no KV cache of its server."""
+    """Refuse `serving.concurrency=0` for an engine without GPUs: the planner counts no KV cache of its server."""
     if not recipe.serving.concurrency:
         why = "is what the KV cache of GPUs holds, and this engine has none"
         yield against(recipe)("serving.concurrency", why, "give the episodes at once, such as 128")

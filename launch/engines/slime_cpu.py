@@ -83,7 +83,7 @@ class SlimeCpu(Engine):
 
 
 def layout(recipe: Recipe) -> Iterator[Violation]:
-    """As many ranks as hold the model once share this machine."""
+    """Refuse sizes with which the ranks that hold one copy of the model can't share this machine."""
     count = ranks(recipe)
     if count > MOST_RANKS:
         sizes = {f"parallel.{way}": getattr(recipe.parallel, way) for way in ("tp", "pp", "cp", "ep", "etp")}

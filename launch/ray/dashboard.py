@@ -96,7 +96,7 @@ def _get(url: str, seconds: float) -> Any:
 
 
 def wait_until(ready: Callable[[], bool], seconds: float) -> bool:
-    """Whether it became true within so many seconds."""
+    """Wait until `ready` returns true, for so many seconds at most; return whether it did."""
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:
@@ -106,7 +106,7 @@ def wait_until(ready: Callable[[], bool], seconds: float) -> bool:
 
 
 def headers() -> dict[str, str]:
-    """Of every request to a cluster; none where the user has no token."""
+    """Return the headers of every request to a cluster; none where the user has no token."""
     saved = Path(os.environ.get(PATH) or Path.home() / ".ray" / "auth_token")
     token = os.environ.get(TOKEN) or (saved.read_text(encoding="utf-8").strip() if os.access(saved, os.R_OK) else "")
     return {"Authorization": f"Bearer {token}"} if token else {}

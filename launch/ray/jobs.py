@@ -188,7 +188,7 @@ def _submit(job: Job, recipe: Recipe, dashboard: str, folder: Path) -> int:
 
 
 def _on_own_node(job: Job, recipe: Recipe, folder: Path) -> int:
-    """The same on a cluster of this machine alone, which ends with the job."""
+    """Run the job on a cluster of this machine alone, which ends with the job; return the job's exit code."""
     node, head = Node.head("127.0.0.1", "127.0.0.1")
     code = 1
     with node:
@@ -240,7 +240,7 @@ def require_gpus(cluster: Cluster, dashboard: str) -> None:
 
 
 def _keep_logs(node: Node, folder: Path) -> None:
-    """What Ray's own processes wrote, which goes with the node otherwise."""
+    """Copy what Ray's own processes wrote, which goes with the node otherwise, into `folder`."""
     for logs in node.folder.glob("session_*/logs"):
         if not logs.parent.is_symlink():
             shutil.copytree(logs, folder / NODE_LOGS, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))

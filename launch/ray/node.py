@@ -40,7 +40,7 @@ _LIMITS = {  # Ray's own give up after half a minute where a busy machine still 
 
 @dataclass(frozen=True)
 class Head:
-    """Where a cluster is reached, and with what token.
+    """The addresses of a cluster's first node, and the token that it asks for.
 
     gcs: `host:port` that members join at; dashboard: `http://host:port`.
     """
@@ -138,7 +138,8 @@ def proxies(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def speaks_socks(proxy: str) -> bool:
-    """Whether SLiME's HTTP client can't use it: `httpx` refuses to start where a package for SOCKS is missing."""
+    """Say whether SLiME's HTTP client can't use a proxy: `httpx` refuses to start where a package for SOCKS is
+    missing."""
     return urlsplit(proxy).scheme.startswith("socks")
 
 

@@ -64,7 +64,7 @@ def _read(pid: int, name: str) -> list[bytes]:
 
 
 def lives(pid: int) -> bool:
-    """Whether the process is more than an exit code that nobody has asked for yet."""
+    """Say whether the process is more than an exit code that nobody has asked for yet."""
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -109,7 +109,7 @@ def interrupting() -> Iterator[list[int]]:
 
 @contextmanager
 def deferring() -> Iterator[None]:
-    """None of the three ends what is inside: for clean-up whose time is bounded."""
+    """Ignore SIGINT, SIGTERM and SIGHUP inside: for clean-up whose time is bounded."""
     with handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
         yield
 

@@ -39,7 +39,7 @@ SEEN_SECONDS = 70.0  # until a file of another node is seen, on a file system th
 
 
 def resources(environment: Mapping[str, str]) -> list[str]:
-    """What SLURM gives to this node, as words for `ray start`; Ray looks for GPUs where SLURM hands out none."""
+    """Return what SLURM gives to this node, as words for `ray start`; Ray looks for GPUs where SLURM hands out none."""
     gpus = environment.get("SLURM_GPUS_ON_NODE")
     return [f"--num-cpus={environment['SLURM_CPUS_ON_NODE']}", *([f"--num-gpus={gpus}"] if gpus else [])]
 

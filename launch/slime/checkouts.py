@@ -28,7 +28,7 @@ class Checkout:
     mark: str
 
     def find(self, environment: Mapping[str, str]) -> Path:
-        """Where the variable says, else where the image has it."""
+        """Return the folder that the variable names, else where the image has it."""
         return Path(environment.get(self.variable) or self.image).absolute()
 
 
@@ -63,7 +63,7 @@ MILES_COMMANDS = f"""make them so:
 
 @dataclass(frozen=True)
 class Checkouts:
-    """Of the train loop and of Megatron-LM, at the same path on every node."""
+    """The checkouts of the train loop and of Megatron-LM, at the same path on every node."""
 
     loop: Path
     megatron: Path

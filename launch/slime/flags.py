@@ -138,7 +138,7 @@ def _others(value: Any, hint: Any) -> list[Any]:
 
 
 def _choices_of_a_list(hint: Any) -> Iterable[str]:
-    """What the type of a list's elements allows, if that is a choice."""
+    """Return what the type of a list's elements allows, if that is a choice."""
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     metas = [meta for element in get_args(kind) for meta in get_args(element)[1:]]
     return [choice for meta in metas for choice in (meta.extra or {}).get(CHOICES, ())]

@@ -21,7 +21,7 @@ set -euo pipefail
 
 @dataclass(frozen=True)
 class Job:
-    """What a launcher starts, as it is: every path is absolute, every value is text.
+    """A command as a launcher starts it: every path is absolute, every value is text.
 
     program: the interpreter, the module of ours that runs the entry script, if any, and the script.
     flags: heading for people -> that group of flags with their values.
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def words(self) -> list[str]:
-        """What the entry script is given: all flags with their values."""
+        """The arguments of the entry script: all flags with their values."""
         return [argument for group in self.flags.values() for argument in group]
 
     def write_files(self) -> None:
@@ -67,7 +67,7 @@ def readable(job: Job) -> str:
 
 
 def document(job: Job) -> dict[str, Any]:
-    """The same as plain JSON types."""
+    """Return the job in plain JSON types."""
     return {
         "argv": job.argv,
         "flags": {heading: list(argv) for heading, argv in job.flags.items()},

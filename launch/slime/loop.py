@@ -92,7 +92,7 @@ def package_of(script: Path) -> str:
 
 
 class Answers:
-    """What the loop gets for an answer after each of its steps."""
+    """The answers that the loop gets to its questions after each of its steps."""
 
     def __init__(self, saves: Saves) -> None:
         self._saves = saves
@@ -100,7 +100,8 @@ class Answers:
         self._due = Due(save=False, stop=False)
 
     def to_questions(self, theirs: Callable[..., bool]) -> Callable[..., bool]:
-        """Of a rollout the first is whether to save, the second whether to evaluate, before which a run may stop."""
+        """Wrap the loop's function that answers its questions. Of a rollout the first is whether to save, the second
+        whether to evaluate, before which a run may stop."""
 
         signature = inspect.signature(theirs)
 

@@ -295,7 +295,7 @@ def describe(action: argparse.Action) -> dict[str, Any]:
 
 
 def in_order(choices: Iterable[Any]) -> list[Any]:
-    """As they are given; those of a set, which have no order that stays, in that of their text."""
+    """List choices as they are given; those of a set, which have no order that stays, in that of their text."""
     return [plain(choice) for choice in (sorted(choices, key=str) if isinstance(choices, set) else choices)]
 
 

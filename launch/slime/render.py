@@ -315,7 +315,7 @@ def vocabulary_unit(vocab: int, tp: int) -> int:
 
 
 def _before_building(recipe: Recipe) -> Attributes:
-    """What a kind of layer wants of SLiME under context parallelism."""
+    """Return the attribute that a kind of layer wants of SLiME under context parallelism; none without."""
     parts = [part for layer in recipe.model.shape.layers for part in layer.parts]
     wanted = {part.context_parallel_init for part in parts} - {""} if recipe.parallel.cp > 1 else set()
     assert len(wanted) <= 1, wanted  # SLiME calls one
@@ -323,8 +323,9 @@ def _before_building(recipe: Recipe) -> Attributes:
 
 
 def _supervised(found: Mapping[str, Attributes]) -> dict[str, Attributes]:
-    """Of a stage that samples nothing: it starts no servers, whose flags SLiME then does not know, and the trainer
-    keeps its GPUs. What the trainer computes of the old policy is in no record, as there is none."""
+    """Return the attributes of a stage that samples nothing: it starts no servers, whose flags SLiME then does not
+    know, and the trainer keeps its GPUs. What the trainer computes of the old policy is in no record, as there is
+    none."""
     cluster = {name: value for name, value in found["cluster"].items() if name not in ("colocate", "rollout_num_gpus")}
     plug_ins = {name: value for name, value in found["plug-ins"].items() if name != "rollout_data_postprocess_path"}
     return {**found, "cluster": cluster, "plug-ins": plug_ins, "serving": {"debug_train_only": True}}
@@ -349,7 +350,8 @@ def as_yaml(content: Any) -> str:
 
 
 def ours(recipe: Recipe, run_dir: Path) -> Attributes:
-    """What SLiME has no name for. Task sets are named by absolute paths: SLiME's processes are started elsewhere.
+    """Return the attributes that SLiME has no name for. Task sets are named by absolute paths: SLiME's processes are
+    started elsewhere.
 
     The attempt is the run's last, or its first where it has none yet.
     """
@@ -413,7 +415,8 @@ def _program(path: str) -> str:
 
 
 def unserved(recipe: Recipe) -> Attributes:
-    """Of a supervised stage: what the rollout function reads of `args` that SLiME sets only where it starts servers."""
+    """Return what the rollout function reads of `args` that SLiME sets only where it starts servers; empty unless the
+    stage is supervised."""
     if not recipe.supervised:
         return {}
     serving = recipe.serving

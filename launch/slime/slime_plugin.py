@@ -173,8 +173,8 @@ def _record_first_pass(args: Any, data: dict[str, Any], found: Iterable[TrainedS
 
 
 def _trained_samples(args: Any, rollout_id: int, data: dict[str, Any]) -> Iterator[TrainedSample]:
-    """Of this process's samples those with tokens to train. Of a context-parallel group all must run through these:
-    each holds a part of the values, and whole masks."""
+    """Yield those of this process's samples that have tokens to train. All processes of a context-parallel group must
+    run through these: each holds a part of the values, and whole masks."""
     steps = _steps(data)
     for place, mask_R in enumerate(data["loss_masks"]):
         if not mask_R.any():
@@ -211,5 +211,5 @@ def _steps(data: dict[str, Any]) -> dict[int, int]:
 
 
 def _digits(values: Tensor) -> list[float]:
-    """With as many digits as tell float32's values apart."""
+    """Round values to as many digits as tell float32's values apart."""
     return [float(f"{value:.9g}") for value in values.tolist()]

@@ -54,7 +54,7 @@ class Upstream:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Its flags, at the commits that `loop` and `megatron` name."""
+        """The train loop's flags, at the commits that `loop` and `megatron` name."""
         return load_manifest(self.package, self.title, self.of_the_image)
 
     def own_name(self, name: str) -> str:

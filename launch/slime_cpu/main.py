@@ -33,7 +33,7 @@ def main(script: str, arguments: list[str]) -> None:
 
 
 def processes(arguments: list[str]) -> int:
-    """Those that the arguments ask for: of the trainer, and of servers."""
+    """Count the processes that the arguments ask for: of the trainer, and of servers."""
     return sum(_number(arguments, name) for name in ("--actor-num-gpus-per-node", "--rollout-num-gpus"))
 
 

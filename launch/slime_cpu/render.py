@@ -61,7 +61,7 @@ def cpu_environment(recipe: Recipe, run: Path, address: str | None, checkouts: C
 
 
 def ranks(recipe: Recipe) -> int:
-    """How many processes hold one copy of the model, and of its experts."""
+    """Count the processes that hold one copy of the model, and of its experts."""
     ways = recipe.parallel
     groups = [ways.tp * ways.cp, ways.etp * ways.ep if recipe.model.shape.experts else 1]
     return ways.pp * lcm(*groups)

@@ -138,7 +138,7 @@ def read_figures(
 
 
 def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any]:
-    """Of a rollout, our rollout function's figures and SLiME's own: means over its optimizer steps.
+    """Return our rollout function's figures of a rollout and SLiME's own, which are means over its optimizer steps.
 
     `logprob_diff_mean` compares trainer and server in the first step. Where older weights have sampled it is what our
     rollout function gives while it samples the next rollout, so that the last one has none. Trained tokens are those
@@ -175,7 +175,7 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def _counted(journal: Path) -> list[Record]:
-    """Of a rollout that two attempts wrote, the last one's."""
+    """Read the records of a journal; of a rollout that two attempts wrote, the last one's."""
     records = read_records(journal)
     return of_last_attempt(records, lambda record: (record.dataset, record.rollout_id), lambda record: record.attempt)
 

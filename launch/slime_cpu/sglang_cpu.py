@@ -38,7 +38,7 @@ WITHOUT_GPU: Attributes = {
 
 
 def processes(recipe: Recipe) -> int:
-    """Of the engine: as many as a GPU recipe has GPUs to one."""
+    """Count the processes of the engine: as many as a GPU recipe has GPUs to one."""
     return max(1, recipe.serving.gpus_per_engine)
 
 

@@ -56,7 +56,8 @@ def install() -> None:
 
 
 def give_splits_to_host() -> None:
-    """How many tokens go to which rank of a mixture of experts: an array on a GPU's host, a tensor on a CPU.
+    """Have Megatron count the tokens for each rank of a mixture of experts in an array, as on a GPU's host, not in a
+    tensor.
 
     Megatron copies these counts from the GPU to the host, where they become numpy's, as all-to-all takes them. Of a
     tensor that is on the host already it makes no copy, and leaves a tensor, which all-to-all does not take.
@@ -67,7 +68,7 @@ def give_splits_to_host() -> None:
 
 
 def on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """What Megatron's function of a tensor on a GPU returns."""
+    """Return what Megatron's function returns of a tensor on a GPU."""
     return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
 
 
@@ -117,8 +118,8 @@ def _forward(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def without_cuda() -> None:
-    """Those that are not about SLiME: all that its fork, which has no accelerators of its own, needs to be imported and
-    to read a command line."""
+    """Put in place the shims that are not about SLiME: all that its fork, which has no accelerators of its own, needs
+    to be imported and to read a command line."""
     prepare_torch()
     declare_torchvision_operators()
     _map_cuda_to_cpu()

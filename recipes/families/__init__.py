@@ -173,7 +173,7 @@ class Config:
         return self._content.get(key) is not None
 
     def part(self) -> dict[str, Any]:
-        """What was read of the content: the same keys and values, and no others."""
+        """Return what was read of the content: the same keys and values, and no others."""
         return _part(self._content, self.places, self._before)
 
     def unread(self) -> list[str]:

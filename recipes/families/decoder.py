@@ -110,7 +110,7 @@ def decoder(
 
 
 def dense_decoder(config: Config, attention: GroupedAttention, **more: Any) -> Shape:
-    """The same two parts in every layer. more: of `decoder`."""
+    """Read a decoder with the same two parts in every layer. more: of `decoder`."""
     config.only("use_sliding_window", False)
     feed_forward = GatedFeedForward(config.size("hidden_size"), config.size("intermediate_size"))
     layers = [Layer(attention, feed_forward)] * config.size("num_hidden_layers")

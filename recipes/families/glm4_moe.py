@@ -51,7 +51,7 @@ class Glm4Moe(Family):
 
 
 def dense_then_experts(config: Config, attention: Part, *, grouped: bool = False, **more: Any) -> Shape:
-    """The same attention in every layer; the first `first_k_dense_replace` are dense.
+    """Read a decoder with the same attention in every layer, of which the first `first_k_dense_replace` are dense.
 
     grouped: the router may choose some groups of experts first. more: of `decoder`, the attention's flags among them.
     """

@@ -47,7 +47,7 @@ def hybrid_decoder(config: Config, feed_forward: Part, *, tied: bool, spec: list
 
 
 def mixture(config: Config) -> Experts:
-    """With an expert that every token goes to, behind a gate."""
+    """Read a mixture with an expert that every token goes to, behind a gate."""
     config.only("decoder_sparse_step", 1)
     return experts(config, shared_width=config.size("shared_expert_intermediate_size"), shared_gate=True)
 
@@ -90,7 +90,7 @@ def _linear_attention(config: Config) -> GatedDeltaNet:
 
 
 def _kinds(config: Config) -> list[str]:
-    """Of each layer. As SLiME has them, every fourth is full attention where the config says nothing."""
+    """List the kind of each layer. As SLiME has them, every fourth is full attention where the config says nothing."""
     interval, layers = config.size("full_attention_interval", 4), config.size("num_hidden_layers")
     usual = [LINEAR if (layer + 1) % interval else FULL for layer in range(layers)]
     kinds = config.texts("layer_types", usual)

@@ -72,7 +72,7 @@ class Part:
         return ()
 
     def linears(self) -> tuple[Linear, ...]:
-        """Those that may have an adapter."""
+        """Return the linear layers that may have an adapter."""
         return ()
 
     def adapters(self, layout: Layout, rank: int, targets: tuple[str, ...]) -> Shard:
@@ -119,7 +119,7 @@ class Part:
         return self.parameters
 
     def flops(self, length: float) -> float:
-        """Of one token's forward pass in a sequence of `length` tokens, on average."""
+        """Count the operations of one token's forward pass in a sequence of `length` tokens, on average."""
         return 2 * self.active
 
     @property
@@ -163,7 +163,7 @@ LISTED = 64  # GPUs that a message goes up to
 
 @dataclass(frozen=True)
 class Layout:
-    """How the trainer's GPUs are grouped: tp x pp x cp x dp of them for attention, etp x ep x pp x edp for experts."""
+    """The groups of the trainer's GPUs: tp x pp x cp x dp of them for attention, etp x ep x pp x edp for experts."""
 
     gpus: int = 1
     tp: int = 1
@@ -183,7 +183,7 @@ class Layout:
         return self.gpus // (self.etp * self.ep * self.pp)
 
     def is_whole(self, layers: int, *, experts: bool) -> bool:
-        """Whether the sizes divide what they must for the planner's numbers to mean something."""
+        """Say whether the sizes divide what they must for the planner's numbers to mean something."""
         sizes = (self.gpus, self.tp, self.pp, self.cp, self.ep, self.etp)
         if min(sizes) < 1 or self.gpus % (self.tp * self.pp * self.cp) or layers % self.pp:
             return False
@@ -205,12 +205,12 @@ class SglangEngine:
 
     @property
     def attention_gpus(self) -> int:
-        """That attend to one request together."""
+        """The number of GPUs that attend to one request together."""
         return 1 if self.dp_attention else self.gpus
 
     @property
     def dense_gpus(self) -> int:
-        """That share a feed-forward layer without experts."""
+        """The number of GPUs that share a feed-forward layer without experts."""
         return self.attention_gpus if self.mixture else self.gpus
 
 
@@ -231,7 +231,7 @@ ONE_GPU, ONE_SERVER = Layout(), SglangEngine()
 
 @dataclass(frozen=True)
 class Cut:
-    """What GPUs share out evenly.
+    """A dimension that GPUs share out evenly.
 
     way: who shares it. In the trainer `tp`, `ep` or `etp`; in an engine `attention` (its GPUs, or one of them with
         `dp_attention`), `gpus`, or `expert` (the GPUs that share one expert).
@@ -282,7 +282,7 @@ class Shape:
 
     @property
     def tables(self) -> int:
-        """How many such tables the model has."""
+        """The number of such tables that the model has."""
         return 1 if self.tied else 2
 
     @cached_property
@@ -328,11 +328,11 @@ class Shape:
         return self.total(lambda part: part.state(engine))
 
     def trainer_cuts(self, way: str) -> tuple[Cut, ...]:
-        """What GPUs of the trainer share out by `way`: `tp`, `ep` or `etp`."""
+        """Return what GPUs of the trainer share out by `way`: `tp`, `ep` or `etp`."""
         return _cuts(way, (cut for part in self.parts for cut in part.trainer_cuts()))
 
     def engine_cuts(self, way: str) -> tuple[Cut, ...]:
-        """What GPUs of an engine share out by `way`: `attention`, `gpus` or `expert`."""
+        """Return what GPUs of an engine share out by `way`: `attention`, `gpus` or `expert`."""
         return _cuts(way, (cut for part in self.parts for cut in part.engine_cuts()))
 
 

@@ -61,7 +61,8 @@ class GroupedAttention(Part):
         return self.gathered_bytes + (8 * self.queries + 4 * self.keys + gate) / layout.tp
 
     def trainer_cuts(self) -> tuple[Cut, ...]:
-        """Where there is a gate, Megatron-LM cuts it wrongly among more GPUs than KV heads (slime#2221)."""
+        """Return the cut of the heads; where there is a gate, Megatron-LM cuts it wrongly among more GPUs than KV heads
+        (slime#2221)."""
         if not self.output_gate:
             return (self._heads("tp"),)
         what = f"{self.heads} gated attention heads among more GPUs than their {self.kv_heads} KV heads"
@@ -123,7 +124,8 @@ class LatentAttention(Part):
 
     @property
     def latent(self) -> int:
-        """Of keys and values: the latent, and the rotary part of the key, which all heads share."""
+        """The width of what stands for keys and values: the latent, and the rotary part of the key, which all heads
+        share."""
         return self.cache_rank + self.rotary_dim
 
     @property

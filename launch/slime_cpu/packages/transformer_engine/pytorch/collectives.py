@@ -19,7 +19,7 @@ def size_of(group: Group) -> int:
 
 
 def copied(whole: Tensor, group: Group) -> Tensor:
-    """The same tensor, which each process uses for its own part: gradients are summed."""
+    """Return the same tensor, which each process uses for its own part: gradients are summed."""
     return whole if size_of(group) == 1 else _exchange(_Copy, whole, group)
 
 

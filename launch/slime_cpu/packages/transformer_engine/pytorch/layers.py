@@ -71,8 +71,8 @@ def share(total: int, parts: int) -> int:
 
 
 def mark(parameter: Parameter, dimension: int) -> None:
-    """As Megatron's own layers mark a parameter of which each process has a part; Transformer Engine's linear layers
-    mark their weights so even where each process has all of it."""
+    """Mark a parameter of which each process has a part, as Megatron's own layers do; Transformer Engine's linear
+    layers mark their weights so even where each process has all of it."""
     parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
     parameter.partition_dim = dimension  # type: ignore[attr-defined]
     parameter.partition_stride = 1  # type: ignore[attr-defined]

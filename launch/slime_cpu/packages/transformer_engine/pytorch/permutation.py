@@ -20,7 +20,7 @@ def moe_permute(inp: Tensor, routing_map: Tensor, num_out_tokens: int = -1) -> t
 def moe_permute_with_probs(
     inp: Tensor, probs: Tensor, routing_map: Tensor, num_out_tokens: int = -1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `moe_permute`, with the weight of each row, of T x E."""
+    """Permute as `moe_permute` does, and return the weight of each row, of those in T x E, as well."""
     tokens, rows = moe_permute(inp, routing_map, num_out_tokens)
     return tokens, probs[rows[:, 1], rows[:, 0]], rows
 
@@ -48,7 +48,7 @@ def moe_sort_chunks_by_index(inp: Tensor, split_sizes: Tensor, sorted_index: Ten
 def moe_sort_chunks_by_index_with_probs(
     inp: Tensor, probs: Tensor, split_sizes: Tensor, sorted_index: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `moe_sort_chunks_by_index`, and the rows' weights in the same order."""
+    """Sort as `moe_sort_chunks_by_index` does, and put the rows' weights into the same order."""
     return (
         moe_sort_chunks_by_index(inp, split_sizes, sorted_index),
         moe_sort_chunks_by_index(probs, split_sizes, sorted_index),

@@ -104,7 +104,7 @@ def _has_calls(script: Sequence[str]) -> bool:
 
 
 async def _play(agent: CliAgent, engine: ScriptedEngine, pool: SandboxPool) -> Report:
-    """One episode on the bundled task, with all that the engine has sampled."""
+    """Play one episode on the bundled task, and report on it and all that the engine has sampled."""
     sessions: list[ProxySession] = []
     agent.on_session = sessions.append
     task = toy_task()
@@ -134,7 +134,7 @@ async def _play(agent: CliAgent, engine: ScriptedEngine, pool: SandboxPool) -> R
 
 
 def retained(log: Sequence[Sampled], segments: Sequence[Segment]) -> float:
-    """The share of sampled tokens that are trained once, as they were sampled. 0 where nothing was."""
+    """Return the share of sampled tokens that are trained once, as they were sampled. 0 where nothing was."""
     trained: dict[float, list[int]] = {}
     for segment in segments:
         for token, mask, log_prob in zip(segment.tokens, segment.loss_mask, segment.log_probs, strict=True):
@@ -154,7 +154,7 @@ def ends(log: Sequence[Sampled]) -> int:
 
 
 def prefix_cache_ceiling(log: Sequence[Sampled]) -> float:
-    """The share of prompt tokens that a cache of everything seen before would hold."""
+    """Return the share of prompt tokens that a cache of everything seen before would hold."""
     seen: list[list[int]] = []
     cached = 0
     for one in log:

@@ -42,7 +42,7 @@ def require_plug_ins(recipe: Recipe) -> None:
 
 
 def task_sets(recipe: Recipe) -> dict[str, str]:
-    """Each task set that a run reads, and the key that names it. A data source of one's own has its own training."""
+    """Map each task set that a run reads to the key that names it. A data source of one's own has its own training."""
     data = recipe.data
     training = data.training_sets if data.source == Data.source else []
     return {spec: f"data.eval.{name}" for name, spec in data.evaluation_sets.items()} | dict.fromkeys(
@@ -69,7 +69,7 @@ def require_sandbox(recipe: Recipe) -> None:
 
 
 def read_sets(recipe: Recipe) -> tuple[list[Task], list[str]]:
-    """The tasks of the sets that are on this machine, and the sets that are not. Raises `UserError`."""
+    """Read the tasks of the sets that are on this machine, and list the sets that are not. Raises `UserError`."""
     tasks: list[Task] = []
     missing: dict[str, None] = {}
     for spec in task_sets(recipe):
@@ -117,7 +117,7 @@ class Comparison:
 
 
 def check_overlap(recipe: Recipe) -> Comparison:
-    """Raises `UserError` where training shows what is evaluated and `data.allow_overlap` does not name it."""
+    """Raise `UserError` where training shows what is evaluated and `data.allow_overlap` does not name it."""
     data = recipe.data
     if data.source != Data.source:
         return Comparison(compared=False)
@@ -135,7 +135,7 @@ def record_overlap(comparison: Comparison, folder: Path) -> None:
 
 
 def check_integrity(recipe: Recipe, *, ignore: bool = False) -> None:
-    """Raises `UserError` where a known cheat gets past the recipe's sandbox and the grader of its training tasks.
+    """Raise `UserError` where a known cheat gets past the recipe's sandbox and the grader of its training tasks.
 
     A reward function, a data source or an oracle of the user's own is not checked: there is no telling what it does.
     For sandboxes on other nodes, those of this machine stand.

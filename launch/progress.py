@@ -26,7 +26,7 @@ SHOWN = {
 
 
 class _StandardError(Console):
-    """A reader that has gone, such as `head`, ends the output; rich would end the process."""
+    """Standard error, on which a reader that has gone, such as `head`, ends the output; rich would end the process."""
 
     def __init__(self) -> None:
         super().__init__(stderr=True)
@@ -55,13 +55,13 @@ class Bar:
         self._bar.stop()
 
     def show(self, done: int, total: int) -> None:
-        """Move the bar; elsewhere a line for each quarter of a long count."""
+        """Move the bar; elsewhere say a line for each quarter of a long count."""
         self._bar.update(self._task, completed=done)
         if not self._console.is_terminal and quarter(done, total):
             self.say(f"{self.title} {done}/{total}")
 
     def advance(self, line: str, *, keep: bool) -> None:
-        """One more, with a line about it, which is left out on a terminal unless it is to be kept."""
+        """Count one more, with a line about it, which is left out on a terminal unless it is to be kept."""
         self._bar.advance(self._task)
         if keep or not self._console.is_terminal:
             self.say(f"{self._bar.tasks[0].completed:.0f}/{self.total} {line}")
@@ -96,7 +96,7 @@ class RunProgress(Bar):
         self.say(f"{recipe.name} · {folder}")
 
     def on_attempt(self) -> None:
-        """The next rollout is the first of its process: pace and rollouts in a row are taken anew."""
+        """Take pace and rollouts in a row anew: the next rollout is the first of its process."""
         self._first: tuple[int, float] | None = None  # rollout of this process, and when it was done
         self._untrained = Untrained()
 
@@ -106,7 +106,7 @@ class RunProgress(Bar):
         self.show_phase(name)
 
     def show_phase(self, name: str) -> None:
-        """Beside the bar."""
+        """Name the phase beside the bar."""
         self._bar.update(self._task, description=f"{name} {sparkline(self._rewards, 20)}")
 
     def on_episode(self, evaluation: str, done: int, total: int) -> None:
@@ -135,7 +135,8 @@ class RunProgress(Bar):
 
 
 def remaining(first: tuple[int, float] | None, now: tuple[int, float], total: int) -> float | None:
-    """Seconds until the last rollout, by the mean pace since the first of this process; None before the second.
+    """Return the seconds until the last rollout, by the mean pace since the first of this process; None before the
+    second.
 
     `first`, `now`: how many rollouts were done, and when, in seconds of a monotonic clock.
     """
@@ -150,7 +151,7 @@ def quarter(done: int, total: int) -> bool:
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """The metrics that people follow, in one line; a solve rate with its interval where it has one."""
+    """Write the metrics that people follow in one line, a solve rate with its interval where it has one."""
     found = {name: form.format(metrics[name]) for name, (_, form) in SHOWN.items() if metrics.get(name) is not None}
     if "solve_rate" in found and (interval := metrics.get("interval")):
         found["solve_rate"] += f" ({100 * interval[0]:.0f}–{100 * interval[1]:.0f})"

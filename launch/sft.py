@@ -56,7 +56,7 @@ class Candidate:
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        """The shorter way with fewer errors comes first."""
+        """A key by which the shorter way with fewer errors comes first."""
         return self.failed, self.turns, self.tokens, self.place
 
 
@@ -121,8 +121,8 @@ class TrainedSample:
 
 
 def trained_samples(episode: ExportedEpisode, errors: re.Pattern[str] | None) -> list[TrainedSample]:
-    """The episode's samples that have something to train. errors: how a result that is one begins; None trains turns
-    that ended in an error too.
+    """Return the episode's samples that have something to train. errors: how a result that is one begins; None trains
+    turns that ended in an error too.
 
     A turn that several samples show is trained in the first of them alone, as its tokens are.
     """
@@ -143,8 +143,8 @@ ERROR = r"\s*(Error\b|<tool_use_error>)"  # how the tools of this package and of
 
 
 def failed_turns(turns: Sequence[Turn], pattern: re.Pattern[str]) -> list[Turn]:
-    """Assistant turns with a malformed call, or one of whose calls did nothing: its result is marked as failed, or
-    begins as the pattern says. A test or a program that fails is no error: to see that, the agent ran it."""
+    """List the assistant turns with a malformed call, or one of whose calls did nothing: its result is marked as
+    failed, or begins as the pattern says. A test or a program that fails is no error: to see that, the agent ran it."""
     failed: list[Turn] = []
     said: Turn | None = None
     for turn in turns:
@@ -163,7 +163,7 @@ def _is_malformed(turn: Turn) -> bool:
 
 
 def mask_without(record: Record, turns: Iterable[Turn]) -> list[int]:
-    """The record's loss mask, without the tokens of these turns."""
+    """Return the record's loss mask, without the tokens of these turns."""
     mask = list(record.loss_mask or ())
     before = len(record.tokens) - len(mask)
     for turn in turns:
@@ -193,8 +193,8 @@ def _message(turn: Turn, trained: bool) -> dict[str, Any]:
 
 
 def choose(found: Iterable[Candidate], rules: Rules, left_out: Counter[str]) -> set[int]:
-    """The places of those that are taken, none like another and so many of a task at most. Of several the one with
-    fewest errors, turns and tokens comes first."""
+    """Return the places of those that are taken, none like another and so many of a task at most. Of several the one
+    with fewest errors, turns and tokens comes first."""
     seen, of_task, taken = Seen(rules.similar), Counter[str](), set[int]()
     for candidate in sorted(found, key=lambda one: one.order):
         if of_task[candidate.task] >= rules.per_task:
@@ -229,7 +229,7 @@ class Seen:
         self._sketches: dict[str, MinHash] = {}
 
     def add(self, found: MinHash) -> bool:
-        """Take it, unless a similar one is there: then False."""
+        """Take an episode by its sketch, unless a similar one is there: then return False."""
         near = self._index.query(found)
         if any(self._sketches[name].jaccard(found) >= self._share for name in near):
             return False

@@ -83,17 +83,17 @@ class Engine:
         raise NotImplementedError
 
     def trained(self, recipe: Recipe, folder: Path) -> str:
-        """The model, in Hugging Face format, of the run's last step; empty where `folder` does not have it yet. Raises
-        `UserError` where the engine has no supervised stage."""
+        """Return the model, in Hugging Face format, of the run's last step; empty where `folder` does not have it yet.
+        Raises `UserError` where the engine has no supervised stage."""
         raise UserError(f"engine={recipe.engine} has no supervised stage: leave warm_start.data empty")
 
     def job(self, recipe: Recipe, folder: Path, *, resume: bool) -> Job:
-        """The command that `run` would start; touches nothing. Raises `UserError` where it starts none."""
+        """Return the command that `run` would start; touches nothing. Raises `UserError` where it starts none."""
         raise UserError(f"engine={recipe.engine} trains in this process: --dry-run has no command to show")
 
 
 def engine_of(recipe: Recipe) -> Engine:
-    """The engine that the recipe names. Raises `UserError` with what there is where it names none."""
+    """Return the engine that the recipe names. Raises `UserError` with what there is where it names none."""
     found = load_registered(recipe.engine, ENGINES, "engine")
     if not (isinstance(found, type) and issubclass(found, Engine)):
         raise UserError(f"engine={recipe.engine}: it must be a subclass of slime_swe.launch.engines.Engine")
@@ -101,7 +101,7 @@ def engine_of(recipe: Recipe) -> Engine:
 
 
 def violations(recipe: Recipe) -> list[Violation]:
-    """Every rule that the recipe breaks, its engine's among them; where single fields are wrong, only these."""
+    """List every rule that the recipe breaks, its engine's among them; where single fields are wrong, only these."""
     return checks.violations(recipe, engine_of(recipe).violations)
 
 

@@ -77,7 +77,7 @@ class SlimeCpu(Engine):
         return "" if found is None else str(found)
 
     def job(self, recipe: Recipe, folder: Path, *, resume: bool) -> Job:
-        """The command that `run` starts once the embedded server says where it is."""
+        """Return the command that `run` starts once the embedded server says where it is."""
         address = None if recipe.serving.server == SGLANG else NO_SERVER
         return render(recipe, folder, address, checkouts=SLIME.checkouts(), resume=resume)
 
@@ -99,7 +99,7 @@ def layout(recipe: Recipe) -> Iterator[Violation]:
 
 
 def _flags_of_servers(recipe: Recipe, by_sglang: bool) -> Iterator[Violation]:
-    """SLiME starts its router here, which is PyPI's, and a SGLang server where there is to be one."""
+    """Refuse flags of servers that are not started: the router is PyPI's here, and SGLang runs only `by_sglang`."""
     for name, value in recipe.slime.flags.items():
         key = f"{HEADING}.{name}"
         if name.startswith("sglang-") and not by_sglang:

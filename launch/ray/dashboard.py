@@ -45,7 +45,7 @@ def reaching(dashboard: str, token: str = "") -> Iterator[None]:
 
 
 def ray_version(dashboard: str) -> str | None:
-    """The version that the cluster runs, or None where nothing answers as Ray does.
+    """Ask for the version that the cluster runs; None where nothing answers as Ray does.
 
     Raises `UserError` where the cluster asks for a token.
     """
@@ -61,7 +61,7 @@ def ray_version(dashboard: str) -> str | None:
 
 
 def gpus_by_node(dashboard: str) -> list[int]:
-    """One entry for each living node: how many GPUs it has.
+    """Count the GPUs of each living node.
 
     Raises `InfrastructureError` where the cluster doesn't say.
     """
@@ -69,13 +69,13 @@ def gpus_by_node(dashboard: str) -> list[int]:
 
 
 def hosts(dashboard: str) -> list[str]:
-    """The addresses of the living nodes, and their names. Raises the same."""
+    """List the addresses of the living nodes, and their names. Raises the same."""
     found = (node.get(key) or "" for node in _nodes(dashboard) for key in ("node_ip", "node_name"))
     return [*dict.fromkeys(host for host in found if host)]
 
 
 def _nodes(dashboard: str) -> list[dict[str, Any]]:
-    """The living nodes. Raises `InfrastructureError` where the cluster doesn't say.
+    """List the living nodes. Raises `InfrastructureError` where the cluster doesn't say.
 
     A cluster that has just started answers with its version before it can list its nodes, so this waits for the list.
     """

@@ -18,7 +18,7 @@ from slime_swe.launch.slime.paths import DRIVERS
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """The program takes this process's place, and the lock with it."""
+    """Run the program in this process's place, so that it has the lock."""
     try:
         with attempting(Path.cwd() / DRIVERS) as attempt:
             os.set_inheritable(attempt.descriptor, True)

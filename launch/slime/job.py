@@ -56,7 +56,7 @@ class Job:
 
 
 def readable(job: Job) -> str:
-    """Flags in their groups, one a line, then environment and files."""
+    """Write the flags in their groups, one a line, then environment and files."""
     groups: dict[str, list[str]] = {heading: lines(argv) for heading, argv in job.flags.items()}
     groups["environment"] = [f"{name}={value}" for name, value in job.environment.items()]
     groups["files"] = []
@@ -79,12 +79,12 @@ def document(job: Job) -> dict[str, Any]:
 
 
 def lines(argv: Sequence[str]) -> list[str]:
-    """Each flag with its values, quoted for a shell."""
+    """Quote each flag with its values for a shell."""
     return [" ".join([name, *map(quote, values)]) for name, values in split(argv)]
 
 
 def script(job: Job) -> str:
-    """A bash script that does what the launcher does, without Ray Jobs.
+    """Write a bash script that does what the launcher does, without Ray Jobs.
 
     It starts a Ray of its own on the machine that it runs on. Where RAY_ADDRESS names a running cluster it uses that
     one, whose nodes must have been started with the same environment.

@@ -33,7 +33,7 @@ FOLDER = "warm_start"  # in the run's; the name of the stage's run, and its phas
 
 
 def stage_of(recipe: Recipe, folder: Path, episodes: Sequence[RecordedEpisode] = ()) -> Recipe:
-    """The recipe of the stage of a run in `folder`. `episodes`: of its data, where they were read already.
+    """Return the recipe of the stage of a run in `folder`. `episodes`: of its data, where they were read already.
 
     Raises `UserError` for data that are none.
     """
@@ -65,7 +65,8 @@ def stage_of(recipe: Recipe, folder: Path, episodes: Sequence[RecordedEpisode] =
 
 
 def run_stage(engine: Engine, recipe: Recipe, folder: Path, start: Start) -> Recipe:
-    """Train the stage of the run in `folder`, or what is left of it; the recipe of the rollouts, with its weights.
+    """Train the stage of the run in `folder`, or what is left of it; return the recipe of the rollouts, with its
+    weights.
 
     Raises `InfrastructureError` where the engine ends it with an exit code, and `StoppedToResume`. `start`: the run's.
     """

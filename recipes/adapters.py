@@ -14,12 +14,12 @@ from slime_swe.recipes.layers import ONE_GPU, Layout, Part, Shape, Shard, summed
 
 
 def targets(recipe: Recipe) -> tuple[str, ...]:
-    """The layers that get one, by Megatron's names: those that the recipe names, else all that it may."""
+    """Return the layers that get one, by Megatron's names: those that the recipe names, else all that it may."""
     return tuple(recipe.algorithm.lora_targets) or TARGETS
 
 
 def shard(recipe: Recipe, layout: Layout, stage: int) -> Shard:
-    """Parameters of adapters that one GPU of a pipeline stage holds; none without LoRA.
+    """Count the parameters of adapters that one GPU of a pipeline stage holds; none without LoRA.
 
     Source: Megatron-Bridge `peft/utils.py`, `ParallelLinearAdapter`: both matrices are shared out by tensor
     parallelism, those of routed experts as the experts are. In miles each expert has its own (docs/advanced/lora.md).

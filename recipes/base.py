@@ -54,14 +54,14 @@ CHOICES = "choices"  # in a constraint's `extra`
 
 
 def one_of(*names: str) -> Meta:
-    """Text that is one of these."""
+    """Constrain a text to be one of these."""
     said = ", ".join(filter(None, names)) + (", or empty" if "" in names else "")
     pattern = rf"^({'|'.join(map(re.escape, names))})\Z"
     return Meta(pattern=pattern, description=f"one of {said}", extra={CHOICES: names})
 
 
 def constant(value: int, why: str) -> Meta:
-    """A number that must stay what it is."""
+    """Constrain a number to stay what it is."""
     return Meta(ge=value, le=value, description=f"{value}: {why}")
 
 
@@ -603,8 +603,8 @@ class Recipe:
 
     @property
     def informative(self) -> Informative:
-        """Share of its groups that passes the filter, by its forecast; 1 where none is dropped: single episodes can't
-        differ."""
+        """The share of the recipe's groups that passes the filter, by its forecast; 1 where none is dropped: single
+        episodes can't differ."""
         size = self.rollout.samples_per_task
         filtered = self.algorithm.group_filter and size > 1
         return informative_of(self.forecast.solved, size) if filtered else Informative(1.0, 1.0, 1.0)
@@ -644,7 +644,7 @@ class Recipe:
         return 0.0 if self.algorithm.lora_rank else self.run.save_every_minutes
 
     def _most(self, keep: int, unfinished: int = 0) -> int:
-        """The newest is written before the oldest goes."""
+        """Count what may lie there at once: the newest is written before the oldest goes."""
         run = self.run
         total = run.num_rollouts if self.save_every_minutes else -(-run.num_rollouts // max(1, run.save_interval))
         return min(total, keep + 1 + unfinished + bool(run.keep_best)) if keep else total

@@ -28,7 +28,7 @@ def informative_share(solved: float, certainty: float, size: int) -> float:
 
 
 def informative_of(solved: float, size: int) -> Informative:
-    """The share that is expected of a solve rate, and that of tasks whose rates have a sum of parameters half and twice
-    as large. How much tasks differ is published as pass@k: a sum of 0.59 has DeepSWE's 42.2 % at one attempt and 71.0 %
-    at 16 (together.ai/blog/deepswe)."""
+    """Return the share that is expected of a solve rate, and that of tasks whose rates have a sum of parameters half
+    and twice as large. How much tasks differ is published as pass@k: a sum of 0.59 has DeepSWE's 42.2 % at one attempt
+    and 71.0 % at 16 (together.ai/blog/deepswe)."""
     return Informative(*(informative_share(solved, each, size) for each in (WIDER, CERTAINTY, NARROWER)))

@@ -21,7 +21,7 @@ VOCAB_BLOCK = 64  # rows that SGLang pads the vocabulary to
 
 
 def violations(recipe: Recipe) -> Iterator[Violation]:
-    """Every rule of the engine `slime` that the recipe breaks; fields are taken to be valid one by one."""
+    """Yield every rule of the engine `slime` that the recipe breaks; fields are taken to be valid one by one."""
     for rule in (
         trainer_sizes,
         trainer_groups,
@@ -210,7 +210,7 @@ def _losses(recipe: Recipe) -> Iterator[Violation]:
 
 
 def staleness(recipe: Recipe) -> int:
-    """`rollout.max_staleness` in training steps: weights change once in each."""
+    """Return `rollout.max_staleness` in training steps: weights change once in each."""
     return recipe.rollout.max_staleness // recipe.algorithm.steps_per_rollout
 
 

@@ -35,7 +35,8 @@ Asked = dict[str, Any]
 
 @contextmanager
 def fork_server(first: Sequence[str], with_ray: Sequence[str] = ()) -> Iterator[str]:
-    """A server that imports modules, `first` at once. Yields Ray's `py_executable`; the server ends with this process.
+    """Start a server that imports modules, `first` at once. Yields Ray's `py_executable`; the server ends with this
+    process.
 
     Ray reads its variables when it is imported. So the server imports `with_ray` once a worker is asked for, in the
     environment that Ray has given to this.
@@ -90,7 +91,7 @@ def serve(listening: socket.socket, modules: Sequence[str]) -> Asked | None:
 
 
 def _end(selector: selectors.BaseSelector, process: int, pidfd: int, client: socket.socket) -> None:
-    """A worker has ended, or the client that stands for it, which Ray may kill."""
+    """Kill a worker, after it has ended, or the client that stands for it, which Ray may kill; forget both."""
     os.kill(process, signal.SIGKILL)  # nobody has waited for it, so the number is still its own
     os.waitpid(process, 0)
     for file in (pidfd, client):

@@ -86,7 +86,7 @@ async def _train(recipe: Recipe, folder: Path, progress: RunProgress, *, resume:
 
 
 class Monitor:
-    """Turns what SLiME and the plug-ins have written so far into `metrics.jsonl` and progress."""
+    """A reader that turns what SLiME and the plug-ins have written so far into `metrics.jsonl` and progress."""
 
     def __init__(self, recipe: Recipe, folder: Path, progress: RunProgress) -> None:
         self.recipe, self.folder, self.progress = recipe, folder, progress
@@ -119,7 +119,7 @@ class Monitor:
 def read_figures(
     run: Path, tensorboard: Path, *, steps: int, rollouts: int, limits: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """All records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time.
+    """Read all records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time.
 
     limits: of an evaluation's episodes, which its records state."""
     figures = scalars(tensorboard)
@@ -163,7 +163,7 @@ def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """Every figure in a folder of TensorBoard files; of a step that was repeated after a resumption, the last."""
+    """Read every figure in a folder of TensorBoard files; of a step that was repeated after a resumption, the last."""
     found: dict[str, dict[int, float]] = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # SLiME's environment has it

@@ -127,7 +127,7 @@ def without_cuda() -> None:
 
 
 def prepare_torch() -> None:
-    """Compile nothing, so that functions of `torch` can be replaced."""
+    """Have PyTorch compile nothing, so that functions of `torch` can be replaced."""
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # its tables of `torch`'s functions admit no replaced ones
     importlib.import_module("torch._dynamo")  # lists `torch`'s functions when it loads, and refuses replaced ones
 
@@ -179,7 +179,7 @@ _nothing = _always(None)
 
 
 def _cuda_type(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Megatron's optimizer asks `tensor.type() == "torch.cuda.FloatTensor"`."""
+    """Have `tensor.type()` name a tensor of a GPU: Megatron's optimizer asks for `"torch.cuda.FloatTensor"`."""
 
     @functools.wraps(original)
     def type_of(self: torch.Tensor, *args: Any, **options: Any) -> Any:

@@ -27,7 +27,8 @@ FULL, LINEAR = "full_attention", "linear_attention"
 
 
 def hybrid_decoder(config: Config, feed_forward: Part, *, tied: bool, spec: list[str], width: int) -> Shape:
-    """spec: module and function of SLiME. width: of a dense layer, which Megatron wants where there is none too."""
+    """Read a decoder of linear and full attention. spec: module and function of SLiME. width: of a dense layer, which
+    Megatron wants where there is none too."""
     config.only("attention_bias", False)
     config.only("mlp_only_layers", [])
     full, linear = grouped_attention(config, usual_head=256, qk_norm=True, output_gate=True), _linear_attention(config)
@@ -63,7 +64,7 @@ def _mixture_flags(config: Config, experts: Experts) -> dict[str, Any]:
 
 
 def toy_hybrid(model_type: str, **others: Any) -> dict[str, Any]:
-    """A `config.json` of three layers with linear attention and one without."""
+    """Return a `config.json` of three layers with linear attention and one without."""
     linear: Mapping[str, Any] = {
         "full_attention_interval": 4,
         "linear_conv_kernel_dim": 4,

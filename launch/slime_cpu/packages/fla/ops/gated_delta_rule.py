@@ -59,7 +59,7 @@ def _unit(vectors: Tensor) -> Tensor:
 
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The chunk's outputs, ... x C x V, and the state after it."""
+    """Return the chunk's outputs, ... x C x V, and the state after it."""
     passed = g.cumsum(-1)  # ... x C: the logarithm of what is left of the state before the chunk
     later = torch.ones(g.size(-1), g.size(-1), dtype=torch.bool).triu(1)
     left = (passed.unsqueeze(-1) - passed.unsqueeze(-2)).masked_fill(later, float("-inf")).exp()  # of row's, at column

@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def moe_permute(inp: Tensor, routing_map: Tensor, num_out_tokens: int = -1) -> tuple[Tensor, Tensor]:
-    """Tokens, T x H, and which experts each goes to, T x E -> the tokens of each expert in turn, with a map of rows."""
+    """Permute tokens, T x H, by the experts that each goes to, T x E -> the tokens of each expert in turn, with a map
+    of rows."""
     rows = routing_map.bool().T.nonzero()  # R x 2: an expert and a token, sorted by expert
     if num_out_tokens not in (-1, len(rows)):
         raise NotImplementedError(f"{len(rows)} routes in a buffer of {num_out_tokens} has no stand-in on a CPU")
@@ -31,7 +32,7 @@ def moe_unpermute(
     merging_probs: Tensor | None = None,
     restore_shape: torch.Size | None = None,
 ) -> Tensor:
-    """The sum of each token's rows, T x H; with `merging_probs`, T x E, weighed."""
+    """Sum each token's rows, T x H; with `merging_probs`, T x E, weighed."""
     assert restore_shape is not None
     expert, token = row_id_map.T
     if merging_probs is not None:
@@ -40,7 +41,7 @@ def moe_unpermute(
 
 
 def moe_sort_chunks_by_index(inp: Tensor, split_sizes: Tensor, sorted_index: Tensor) -> Tensor:
-    """Chunks of rows in another order."""
+    """Put chunks of rows into another order."""
     chunks = torch.split(inp, split_sizes.tolist())
     return torch.cat([chunks[place] for place in sorted_index.tolist()])
 

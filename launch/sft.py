@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rules:
-    """per_task: episodes of one task, at most. max_turns: of an episode; 0 is no bound. max_tokens: of the longest of
-    its samples; 0 is no bound. similar: the share of what two episodes say from which on the second is a duplicate.
-    errors: see `trained_samples`.
-    """
+    """The rules by which episodes are chosen. per_task: episodes of one task, at most. max_turns: of an episode; 0 is
+    no bound. max_tokens: of the longest of its samples; 0 is no bound. similar: the share of what two episodes say from
+    which on the second is a duplicate. errors: see `trained_samples`."""
 
     per_task: int = 4
     max_turns: int = 0

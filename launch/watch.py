@@ -186,12 +186,12 @@ def ago(since: float) -> str:
     return f"{duration(max(0.0, time.time() - since))} ago"
 
 
-# `Follower`: the lines that are new in a file of JSON lines, which another process writes, cuts back or replaces.
 _PATIENCE = 3  # looks at which a whole line may be no JSON: over NFS its bytes may come after its length
 
 
 class Follower:
-    """A reader that reads on from where it was, by opening the file anew at each look, as NFS wants it.
+    """A reader of the lines that are new in a file of JSON lines, which another process writes, cuts back or replaces.
+    It opens the file anew at each look, as NFS wants it.
 
     A line that is still being written waits. Where the line that was read last is no more where it was, the file was
     cut back or replaced: it is then read again from its start, and what was given before is left out.

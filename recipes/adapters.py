@@ -14,7 +14,7 @@ from slime_swe.recipes.layers import ONE_GPU, Layout, Part, Shape, Shard, summed
 
 
 def targets(recipe: Recipe) -> tuple[str, ...]:
-    """Return the layers that get one, by Megatron's names: those that the recipe names, else all that it may."""
+    """Return the layers that get an adapter, by Megatron's names: those that the recipe names, else all that it may."""
     return tuple(recipe.algorithm.lora_targets) or TARGETS
 
 

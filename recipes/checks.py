@@ -274,8 +274,8 @@ def acting_on_ratio(recipe: Recipe) -> list[str]:
 
 
 def mixing(recipe: Recipe) -> Iterator[Violation]:
-    """Require a weight for each training set, filters that there are, and tasks that are boosted or retired but not
-    both."""
+    """Require a finite weight for each training set, known filters, a valid registry, and that no task is both boosted
+    and retired."""
     no, data = against(recipe), recipe.data
     if data.weights and len(data.weights) != len(data.train):
         why = f"holds {len(data.weights)} numbers, and data.train {len(data.train)} task sets"
@@ -300,7 +300,7 @@ def times(recipe: Recipe) -> Iterator[Violation]:
 
 
 def tries(recipe: Recipe) -> Iterator[Violation]:
-    """Refuse another try for any agent but the native one."""
+    """Refuse more than one try for any agent but the native one."""
     rollout = recipe.rollout
     if rollout.tries > 1 and rollout.agent != "native":
         why = f"is for the native agent, and rollout.agent={rollout.agent} runs tests for itself"
@@ -317,7 +317,7 @@ def adapters(recipe: Recipe) -> Iterator[Violation]:
 
 
 def components(recipe: Recipe) -> Iterator[Violation]:
-    """Refuse components of the reward that there are not, or that can make up for the outcome."""
+    """Refuse components of the reward that are unknown, or that could make up for the outcome."""
     reward = recipe.reward
     windows = {name: getattr(reward, name) for name in OVERLONG}
     for wrong in wrong_weights(reward.mode, weights_in_use(reward.weights, windows, reward.overlong_penalty)):

@@ -10,7 +10,7 @@ WIDER, NARROWER = CERTAINTY / 2, 2 * CERTAINTY  # tasks that differ more in this
 
 
 class Informative(NamedTuple):
-    """Shares of groups that pass the filter: that which is expected, and bounds of it."""
+    """The shares of groups that pass the filter: that which is expected, and bounds of it."""
 
     low: float
     expected: float

@@ -99,7 +99,8 @@ def layout(recipe: Recipe) -> Iterator[Violation]:
 
 
 def _flags_of_servers(recipe: Recipe, by_sglang: bool) -> Iterator[Violation]:
-    """Refuse flags of servers that are not started: the router is PyPI's here, and SGLang runs only `by_sglang`."""
+    """Refuse flags of SGLang where the embedded server runs in its place, and values that only the router of SLiME's
+    image knows: the one that starts here is PyPI's."""
     for name, value in recipe.slime.flags.items():
         key = f"{HEADING}.{name}"
         if name.startswith("sglang-") and not by_sglang:

@@ -17,7 +17,8 @@ from slime_swe.errors import UserError
 
 @dataclass(frozen=True)
 class Checkout:
-    """variable: names the folder. image: where the train loop's image has it. mark: what it holds.
+    """A checkout of a repository. variable: names the folder. image: where the train loop's image has it. mark: what it
+    holds.
 
     commit: the one whose flags we know, and that all figures are from.
     """

@@ -74,9 +74,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 class Manifest(msgspec.Struct, frozen=True, dict=True):
-    """made_from: commits of the train loop and of Megatron, versions of SGLang and its router. flags: by name, as
-    `--lr`. title: of the train loop, for people.
-    """
+    """The flags of a train loop. made_from: commits of the train loop and of Megatron, versions of SGLang and its
+    router. flags: by name, as `--lr`. title: of the train loop, for people."""
 
     made_from: Mapping[str, str]
     flags: Mapping[str, Flag]
@@ -231,8 +230,8 @@ def of_slime() -> Parsers:
 
 
 def of_miles() -> Parsers:
-    """Yield Megatron's parser, to which `miles.utils.arguments.parse_args` adds its own flags and SGLang's, in its
-    parts."""
+    """Yield the parsers of SGLang's, miles' and Megatron's flags, which `miles.utils.arguments.parse_args` has in
+    one."""
     servers = argparse.ArgumentParser(allow_abbrev=False)
     importlib.import_module("miles.backends.sglang_utils.arguments").add_sglang_arguments(servers)
     yield "sglang", servers

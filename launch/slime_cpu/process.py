@@ -22,9 +22,9 @@ TAIL = 3000  # characters of the log in an error message
 
 
 async def follow(job: Job, log: Path, poll: Callable[[], None]) -> int:
-    """Run it, its output into `log`, calling `poll` meanwhile. Raises `InfrastructureError` where it fails.
+    """Run a job, its output into `log`, calling `poll` meanwhile. Raises `InfrastructureError` where it fails.
 
-    Its exit code: 0, or 75 where it has stopped to be resumed.
+    Returns its exit code: 0, or 75 where it has stopped to be resumed.
     """
     code = await ended(job, log, poll)
     if code not in (0, TRY_AGAIN):

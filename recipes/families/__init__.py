@@ -30,11 +30,10 @@ FAMILIES: Mapping[str, str] = {
 QUANTISED = ("fp8", "compressed-tensors")  # forms in which a server may hold the weights that SLiME sends it
 
 
-# `ControlTokens`: the special tokens of a family's tokenizer that its chat template is made of.
 @dataclass(frozen=True)
 class ControlTokens:
-    """control: those in the chat template. ends: of these, the ones that end a turn, the tokenizer's `eos_token` first.
-    pad: its `pad_token`.
+    """The special tokens of a family's tokenizer that its chat template is made of. control: those in the chat
+    template. ends: of these, the ones that end a turn, the tokenizer's `eos_token` first. pad: its `pad_token`.
 
     words: added tokens that are not special, such as those around a tool call; a tokenizer has those of its template.
     """
@@ -114,9 +113,9 @@ def read_config(family: Family, content: Any) -> tuple[Shape, Config]:
     return family.read(config), config
 
 
-# `Config`: a `config.json`, or a section of it, as a family reads it. It remembers what was read, and as what.
 class Config:
-    """Values by Hugging Face's own keys. Null counts as missing.
+    """A `config.json`, or a section of it, as a family reads it by Hugging Face's own keys. It remembers what was read,
+    and as what. Null counts as missing.
 
     values: dotted key -> the value that was read there, what stands for a missing one included.
     places: dotted keys that hold what was read.

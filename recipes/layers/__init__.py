@@ -27,7 +27,7 @@ class Linear:
     experts: int = 0
 
     def adapter(self, rank: int) -> int:
-        """Count the parameters of an adapter beside one: a matrix rank x inputs, and one outputs x rank."""
+        """Count the parameters of an adapter beside the layer: a matrix rank x inputs, and one outputs x rank."""
         return rank * (self.inputs + self.outputs)
 
 
@@ -53,7 +53,7 @@ class Part:
         raise NotImplementedError
 
     def saved(self, layout: Layout, *, selective: bool, skew: float) -> float:
-        """Return the bytes a token that the forward pass keeps for the backward pass.
+        """Return the bytes per token that the forward pass keeps for the backward pass.
 
         selective: the core of attention is computed again.
         skew: tokens that the busiest expert-parallel rank gets, over the mean.
@@ -61,7 +61,7 @@ class Part:
         raise NotImplementedError
 
     def workspace(self, layout: Layout, *, skew: float) -> float:
-        """Return the bytes a token that its backward pass takes for a moment."""
+        """Return the bytes per token that its backward pass takes for a moment."""
         raise NotImplementedError
 
     def copies(self, layout: Layout) -> int:
@@ -101,7 +101,7 @@ class Part:
         return 0.0
 
     def prefill(self, engine: SglangEngine) -> float:
-        """Return the bytes a token of a prefill chunk for the widest activations, on one GPU."""
+        """Return the bytes per token of a prefill chunk for the widest activations, on one GPU."""
         return 0.0
 
     def engine_cuts(self) -> tuple[Cut, ...]:
@@ -144,13 +144,13 @@ class Layer:
         return self.attention, self.feed_forward
 
     def saved(self, layout: Layout, *, recompute: str, skew: float) -> float:
-        """Return the bytes a token that a layer keeps: under full recomputation its input alone."""
+        """Return the bytes per token that the layer keeps: under full recomputation its input alone."""
         if recompute == "full":
             return WEIGHT_BYTES * self.attention.hidden / layout.tp
         return sum(part.saved(layout, selective=recompute == "selective", skew=skew) for part in self.parts)
 
     def workspace(self, layout: Layout, *, recompute: str, skew: float) -> float:
-        """Return the bytes a token that its backward pass takes for a moment: under full recomputation all that it
+        """Return the bytes per token that its backward pass takes for a moment: under full recomputation all that it
         saves again."""
         widest = max(part.workspace(layout, skew=skew) for part in self.parts)
         if recompute != "full":
@@ -252,14 +252,14 @@ class Cut:
 
 
 def legal_sizes(cuts: tuple[Cut, ...]) -> list[int]:
-    """List the numbers of GPUs that all of these allow, up to `LISTED`."""
+    """List the numbers of GPUs that all of these cuts allow, up to `LISTED`."""
     return [gpus for gpus in range(1, LISTED + 1) if all(cut.allows(gpus) for cut in cuts)]
 
 
-# `Shape`: what a `config.json` says of a model, as its family reads it.
 @dataclass(frozen=True)
 class Shape:
-    """A decoder: an embedding table, layers, a last norm, and an output projection.
+    """A decoder, as its family reads it from a `config.json`: an embedding table, layers, a last norm, an output
+    projection.
 
     hidden: hidden size.
     vocab: rows of the embedding table, its padding in the checkpoint included.
@@ -284,7 +284,7 @@ class Shape:
 
     @property
     def tables(self) -> int:
-        """The number of such tables that the model has."""
+        """The number of such tables: one where the output projection is the embedding table, else two."""
         return 1 if self.tied else 2
 
     @cached_property
@@ -326,7 +326,7 @@ class Shape:
         return self.total(lambda part: part.cache(engine))
 
     def state(self, engine: SglangEngine) -> float:
-        """Return the bytes that a request takes there whatever its length."""
+        """Return the bytes that a request takes on such a GPU, whatever its length."""
         return self.total(lambda part: part.state(engine))
 
     def trainer_cuts(self, way: str) -> tuple[Cut, ...]:

@@ -63,7 +63,7 @@ class GroupedAttention(Part):
         return self.gathered_bytes + (8 * self.queries + 4 * self.keys + gate) / layout.tp
 
     def trainer_cuts(self) -> tuple[Cut, ...]:
-        """Return the cut of the heads; where there is a gate, Megatron-LM cuts it wrongly among more GPUs than KV heads
+        """Return the cut of the heads. Where there is a gate, Megatron-LM cuts it wrongly among more GPUs than KV heads
         (slime#2221)."""
         if not self.output_gate:
             return (self._heads("tp"),)
@@ -85,7 +85,7 @@ class GroupedAttention(Part):
         return (self._heads("attention"),)
 
     def flops(self, length: float) -> float:
-        """Count two a weight, and causal attention: half of 4 x width x length."""
+        """Count two operations a weight, and causal attention: half of 4 x width x length."""
         return 2 * self.active + 2 * self.queries * length
 
     def _heads(self, way: str) -> Cut:
@@ -179,7 +179,8 @@ class LatentAttention(Part):
         return (self._heads("attention"),)
 
     def flops(self, length: float) -> float:
-        """Count two a weight, and causal attention: half of 2 x (width of keys + width of values) x length."""
+        """Count two operations a weight, and causal attention: half of 2 x (width of keys + width of values) x
+        length."""
         return 2 * self.active + (self.queries + self.outputs) * length
 
     def _heads(self, way: str) -> Cut:
@@ -270,8 +271,8 @@ class GatedDeltaNet(Part):
         return (Cut("attention", what, gcd(self.key_heads, self.value_heads)),)
 
     def flops(self, length: float) -> float:
-        """Count two a weight; of each head, its state read twice and written once, and what a chunk's tokens do to each
-        other: both as the chunks are multiplied."""
+        """Count two operations a weight; of each head, its state read twice and written once, and what a chunk's tokens
+        do to each other: both as the chunks are multiplied."""
         states = 6 * self.key_dim * self.value_dim
         chunk = 4 * CHUNK * (self.key_dim + self.value_dim)
         return 2 * self.active + self.value_heads * (states + chunk)

@@ -30,7 +30,8 @@ def chunk_gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, None]:
-    """q and k, B x T x H x K, v, B x T x H x V, g and beta, B x T x H -> B x T x H x V, computed in float32 at least.
+    """Apply the rule: q and k, B x T x H x K, v, B x T x H x V, g and beta, B x T x H -> B x T x H x V, computed in
+    float32 at least.
 
     cu_seqlens: bounds of the sequences in one row; without it each row is one.
     """

@@ -145,8 +145,7 @@ def retained(log: Sequence[Sampled], segments: Sequence[Segment]) -> float:
 
 
 def ends(log: Sequence[Sampled]) -> int:
-    """Count the turns that no later prompt goes on from: the last one, and those that the agent left out of its
-    history."""
+    """Count the turns that no later prompt goes on from: the last, and those that the agent left out of its history."""
     turns = [[*one.prompt, *one.tokens] for one in log]
     return sum(
         not any(later.prompt[: len(turn)] == turn for later in log[number + 1 :]) for number, turn in enumerate(turns)

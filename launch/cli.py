@@ -107,8 +107,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
-    """Build the parser of these sub-commands. Making all imports what each of them needs: `parse` makes the one that is
-    meant."""
+    """Build the parser of these sub-commands. It imports what each needs: `parse` makes the one that is meant."""
     parser = argparse.ArgumentParser(prog="slime-swe", description="Train coding agents with reinforcement learning.")
     parser.add_argument("--version", action="version", version=f"slime-swe {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -56,8 +56,7 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def assemble(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the recipe that `resolve` returns, its rules unchecked: for what lists everything that is wrong with
-    it."""
+    """Return the recipe of `resolve` with its rules unchecked: for what lists everything that is wrong with it."""
     given, overrides = taken("recipe", overrides)
     name = given or name
     recipe = read_recipe(Path(name)) if _is_file_name(name) else load_recipe(name)
@@ -101,8 +100,7 @@ def _is_file_name(name: str) -> bool:
 
 
 def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """Apply the overrides to the recipe, one after the other. A list or a mapping that is given replaces the
-    recipe's."""
+    """Apply the overrides one after the other. A list or a mapping that is given replaces the recipe's."""
     values = dict(flatten(dataclasses.asdict(recipe)))
     parser = OverridesParser.create()
     for text in overrides:
@@ -150,8 +148,7 @@ def _how_to_write(text: str) -> str:
 
 
 def _recipe_of(values: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of these leaves; what they leave out has its default. Raises `UserError` for a key or a
-    type."""
+    """Make a recipe of leaves; what they leave out has its default. Raises `UserError` for a key or a type."""
     for key in values:
         require_known(key)
     recipe: Recipe = _build(Recipe, {key: _typed(key, value) for key, value in values.items()}, "")
@@ -175,8 +172,7 @@ def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _typed(key: str, value: Any) -> Any:
-    """Convert the value to the key's type: a number may be given as text, and text as a number. Rules are checked
-    later."""
+    """Convert a value to the key's type: a number may be given as text, and text as a number. Rules come later."""
     hint = key_types()[key]
     try:
         if hint is str and value is not None and not isinstance(value, dict | list):

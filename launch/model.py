@@ -44,8 +44,7 @@ def checkpoint_folder(spec: str, models: str = "models") -> Path:
 
 
 def checkpoint_path(spec: str, models: str = "models") -> Path:
-    """Return the absolute path of `model.checkpoint`: a folder as it is given, else that `ORG/NAME` in
-    `model.folder`."""
+    """Return the absolute path of `model.checkpoint`: a folder as given, else that `ORG/NAME` in `model.folder`."""
     if spec == EMBEDDED_SEED:
         return Path(str(files("slime_swe.embedded"))).resolve() / "seed" / "checkpoint"
     given = Path(spec).expanduser()
@@ -115,8 +114,7 @@ def _formats(recipe: Recipe, model: Model, path: Path, given: Container[str]) ->
 
 
 def _kind(checkpoint: str) -> tuple[str, ...]:
-    """Return the words of a model's name that tell how it writes: `Qwen3-Coder-30B-A3B-Instruct` -> qwen3, coder,
-    instruct.
+    """Return the words of a name that say how a model writes: Qwen3-Coder-30B-A3B-Instruct -> qwen3, coder, instruct.
 
     In Hugging Face's cache, the name is that of the folder above `snapshots`.
     """

@@ -66,8 +66,7 @@ class Filtered:
 
 
 def rates_in(folders: Sequence[Path], evaluation: str | None) -> tuple[dict[str, Rate], list[str]]:
-    """Read the rates of all tasks that these runs or evaluations have played, added up, and the task sets that they are
-    of.
+    """Add up the rates of all tasks that these runs or evaluations have played, and list these tasks' sets.
 
     Raises `UserError` where a folder holds no episodes.
     """

@@ -93,8 +93,7 @@ def not_here(sets: Sequence[str]) -> str:
 
 
 def missing_images(recipe: Recipe, tasks: Sequence[Task]) -> str:
-    """Say how many of the tasks' images are not on this machine, with the command that gets them; empty where all
-    are."""
+    """Say how many of the tasks' images are missing on this machine, and the command that gets them; empty for none."""
     sandbox = recipe.rollout.sandbox
     if not make_backend(sandbox).takes_images:
         return ""
@@ -107,8 +106,7 @@ def missing_images(recipe: Recipe, tasks: Sequence[Task]) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The tasks of a run that were compared. `compared` is false where another data source decides what is trained
-    on."""
+    """The tasks of a run that were compared. `compared` is false where another data source decides what is trained."""
 
     compared: bool
     trained: int = 0

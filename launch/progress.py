@@ -36,8 +36,7 @@ class _StandardError(Console):
 
 
 class Bar:
-    """A bar of how many of `total` are done, on `console` (default: standard error); as a context, it is shown
-    inside."""
+    """A bar of how many of `total` are done, on `console` (default: standard error); the context shows it."""
 
     def __init__(self, title: str, total: int, console: Console | None = None) -> None:
         self.title, self.total = title, total
@@ -74,8 +73,7 @@ class Bar:
 
 
 class RunProgress(Bar):
-    """The progress of a training run, whose loop calls it: a line for each rollout and evaluation; the bar says what
-    goes on.
+    """The progress of a training run, whose loop calls it: a line for each rollout and evaluation, and the bar's phase.
 
     status: where the phase is written, for others. clock: seconds, by which the run's pace is taken.
     """
@@ -135,8 +133,7 @@ class RunProgress(Bar):
 
 
 def remaining(first: tuple[int, float] | None, now: tuple[int, float], total: int) -> float | None:
-    """Return the seconds until the last rollout, by the mean pace since the first of this process; None before the
-    second.
+    """Return the seconds to the last rollout, by the mean pace since this process's first; None before the second.
 
     `first`, `now`: how many rollouts were done, and when, in seconds of a monotonic clock.
     """

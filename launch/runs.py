@@ -55,8 +55,7 @@ def require_new(folder: Path) -> None:
 
 
 def make_folder(folder: Path, option: str = "run.dir") -> None:
-    """Make a folder; one that is there is no error. Raises `UserError` where it can't be made. `option`: what has named
-    it."""
+    """Make a folder where there is none. Raises `UserError` where it can't be made. `option`: what has named it."""
     require_usable(folder, option)
     try:
         folder.mkdir(parents=True, exist_ok=True)

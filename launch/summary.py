@@ -27,8 +27,7 @@ BEHAVIOUR: dict[str, tuple[str, Callable[[float], str]]] = {  # figure in the su
 
 
 def show_summary(summary: dict[str, Any], folder: Path, *, as_json: bool) -> None:
-    """Print what a training run ends with: one JSON document, or the table; on standard error why it trained
-    nothing."""
+    """Print what a run ends with: one JSON document, or the table; on standard error why it trained nothing."""
     if as_json:
         print_json(summary)
     else:

@@ -65,8 +65,7 @@ def stage_of(recipe: Recipe, folder: Path, episodes: Sequence[RecordedEpisode] =
 
 
 def run_stage(engine: Engine, recipe: Recipe, folder: Path, start: Start) -> Recipe:
-    """Train the stage of the run in `folder`, or what is left of it; return the recipe of the rollouts, with its
-    weights.
+    """Train the stage of the run in `folder`, or the rest of it; return the recipe of the rollouts, with its weights.
 
     Raises `InfrastructureError` where the engine ends it with an exit code, and `StoppedToResume`. `start`: the run's.
     """

@@ -50,8 +50,7 @@ class Shown(Protocol):
 
 
 class AsLines:
-    """A run's records as lines, by the code that shows the run's own progress. Its pace is that of the records, not
-    that of their reading."""
+    """A view of a run, by the code that shows its own progress. Its pace is that of the records, not of their reading."""
 
     def __init__(self, recipe: Recipe, folder: Path, progress: RunProgress | None = None) -> None:
         self.recipe, self.folder = recipe, folder
@@ -102,8 +101,7 @@ class AsLines:
 
 
 class AsJson:
-    """A run's records as one JSON object a line: `kind` is `attempt`, `status`, `end`, or that of a line of
-    `metrics.jsonl`."""
+    """One JSON object a line: its `kind` is `attempt`, `status`, `end`, or that of a line of `metrics.jsonl`."""
 
     def on_attempt(self, state: RunState) -> None:
         self._print("attempt", {**msgspec.to_builtins(state.process), "lasts": state.lasts})
@@ -127,8 +125,7 @@ class AsJson:
 # Whether a run still runs, and how it ended, from what it leaves in its folder.
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run. process: of the last attempt; None where the run never began. status: what that attempt said
-    last.
+    """A run's state. process: of the last attempt; None where the run never began. status: what that attempt said last.
 
     lasts: whether it runs; None where that can't be known on this machine.
     exit_code: of a run that has ended, by itself or not; None while it runs, or may run.

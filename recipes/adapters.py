@@ -39,7 +39,7 @@ def parameters(recipe: Recipe) -> int:
 
 
 def exported(recipe: Recipe) -> Shard:
-    """Count the parameters of adapters as a server takes them: each projection of a fused layer has a copy of the first
+    """Count adapters' parameters as a server takes them: a fused layer's projections each have a copy of the first
     matrix.
 
     Source: PEFT's names, which Megatron-Bridge exports: `q_proj`, `k_proj`, `v_proj`; `gate_proj`, `up_proj`.

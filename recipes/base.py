@@ -217,7 +217,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class Rollout:
-    """The play of episodes. `batch_size` x `samples_per_task` episodes make one rollout.
+    """The sampling of episodes. `batch_size` x `samples_per_task` episodes make one rollout.
 
     batch_size: tasks of one rollout.
     samples_per_task: episodes of each task (GRPO's group).
@@ -616,8 +616,7 @@ class Recipe:
 
     @property
     def supervised(self) -> bool:
-        """True where the recipe trains recorded episodes by their tokens' cross entropy, as the stage of `warm_start`
-        does."""
+        """True where recorded episodes are trained by their tokens' cross entropy, as in the stage of `warm_start`."""
         return self.data.source == RECORDED_SOURCE
 
     @property

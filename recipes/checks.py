@@ -222,8 +222,7 @@ def amounts(recipe: Recipe) -> Iterator[Violation]:
 
 
 def over_sampling(recipe: Recipe) -> Iterator[Violation]:
-    """Refuse a cap of less than one over the share of groups that passes the filter: each batch would need a second
-    wave."""
+    """Refuse a cap below one over the share of groups that passes the filter: each batch would need a second wave."""
     rollout, share = recipe.rollout, recipe.informative.expected
     if SCHEDULES[rollout.schedule].carries or not 0 < rollout.max_over_sampling < 1 / share:
         return
@@ -274,8 +273,7 @@ def acting_on_ratio(recipe: Recipe) -> list[str]:
 
 
 def mixing(recipe: Recipe) -> Iterator[Violation]:
-    """Require a finite weight for each training set, known filters, a valid registry, and that no task is both boosted
-    and retired."""
+    """Require a weight for each training set, known filters, a valid registry, and no task both boosted and retired."""
     no, data = against(recipe), recipe.data
     if data.weights and len(data.weights) != len(data.train):
         why = f"holds {len(data.weights)} numbers, and data.train {len(data.train)} task sets"
@@ -326,7 +324,7 @@ def components(recipe: Recipe) -> Iterator[Violation]:
 
 
 def grammars(recipe: Recipe) -> Iterator[Violation]:
-    """Refuse what can't be combined with a grammar, so that each token's distribution is known and a turn has one
+    """Refuse what can't be combined with a grammar: each token's distribution must be known, each turn have one
     grammar."""
     no, rollout = against(recipe), recipe.rollout
     if not rollout.grammar:
@@ -355,8 +353,7 @@ def _takes_grammar(agent: str) -> bool:
 
 
 def room(recipe: Recipe) -> Iterator[Violation]:
-    """Refuse to keep a disk free with a sandbox that removes no images, or so much of it that no room for them is
-    left."""
+    """Refuse to keep a disk free where the sandbox removes no images, or where nothing would be left for them."""
     no, rollout, cluster = against(recipe), recipe.rollout, recipe.cluster
     if not rollout.keep_disk_free:
         return

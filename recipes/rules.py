@@ -35,8 +35,7 @@ def violations(recipe: Recipe) -> Iterator[Violation]:
 
 
 def trainer_sizes(recipe: Recipe) -> Iterator[Violation]:
-    """Refuse sizes by which Megatron can't cut the model: parts of a layer, layers, experts, and a sequence of fixed
-    length."""
+    """Refuse sizes by which Megatron can't cut parts of a layer, layers, experts, and a sequence of fixed length."""
     no, shape, parallel = against(recipe), recipe.model.shape, recipe.parallel
     for way in ("tp", "ep", "etp"):
         cuts = shape.trainer_cuts(way)

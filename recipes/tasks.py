@@ -33,8 +33,7 @@ def with_task(recipe: Recipe, name: str) -> Recipe:
 
 
 def _on(recipe: Recipe, train: str, **evaluated: str) -> Data:
-    """Return the recipe's data with other task sets, without weights and filters, which belong to the sets that it
-    had."""
+    """Return the recipe's data with other task sets, without the weights and filters of those that it had."""
     return replace(recipe.data, train=[train], weights=[], filters={}, eval=evaluated)
 
 
@@ -45,8 +44,7 @@ def synthetic(recipe: Recipe) -> Recipe:
 
 
 def diff(recipe: Recipe) -> Recipe:
-    """Train on the synthetic repositories without their tests: the reward is the likeness to the gold patch, as SWE-RL
-    has it.
+    """Train on the synthetic repositories without their tests: the reward is the likeness to the gold patch (SWE-RL).
 
     `reward.mode=fraction`, since the likeness is the reward; and every group is trained, since hardly any holds both a
     patch that is the gold patch and one that is not. With `rollout.agent=blocks` the answer is one reply of
@@ -87,8 +85,7 @@ def polyglot(recipe: Recipe) -> Recipe:
 
 
 def vulnerability(recipe: Recipe) -> Recipe:
-    """Train to say whether a function is vulnerable, on generated C functions in pairs; `data.train=['primevul:train']`
-    takes real ones.
+    """Train to tell vulnerable functions, of generated pairs in C; `data.train=['primevul:train']` takes real ones.
 
     The reward is what an answer is worth (`fraction`), so that half of an answer counts where a whole one is rare. No
     group is filtered out. A vulnerable function is solved by its place too, which is rare at first, and a fixed one by

@@ -62,7 +62,7 @@ class Slime(Engine):
         )
 
     def check(self, recipe: Recipe, start: Start) -> None:
-        """Raise before Ray or a GPU is touched."""
+        """Raise what would keep the recipe from running, before Ray or a GPU is touched."""
         if not start.ignore_plan and not (plan := fit(recipe)).fits:
             problems = "\n".join(f"  {problem}" for problem in plan.problems)
             raise UserError(

@@ -69,7 +69,7 @@ def gpus_by_node(dashboard: str) -> list[int]:
 
 
 def hosts(dashboard: str) -> list[str]:
-    """List the addresses of the living nodes, and their names. Raises the same."""
+    """List the living nodes' addresses and names. Raises `InfrastructureError` where the cluster doesn't say."""
     found = (node.get(key) or "" for node in _nodes(dashboard) for key in ("node_ip", "node_name"))
     return [*dict.fromkeys(host for host in found if host)]
 

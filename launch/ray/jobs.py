@@ -139,8 +139,7 @@ class RayJob:
 
 
 def exit_code(status: str, code: int | None) -> int:
-    """Return the exit code for the shell. `code`: the job's own, None where it has none, such as when it was
-    stopped."""
+    """Return the shell's exit code. `code`: the job's own, None where it has none, such as when it was stopped."""
     if status == STOPPED:
         return INTERRUPTED
     return code if code is not None else int(status != SUCCEEDED)

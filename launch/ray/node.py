@@ -138,14 +138,12 @@ def proxies(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def speaks_socks(proxy: str) -> bool:
-    """Say whether SLiME's HTTP client can't use a proxy: `httpx` refuses to start where a package for SOCKS is
-    missing."""
+    """Say whether SLiME's HTTP client can't use a proxy: `httpx` refuses to start without a package for SOCKS."""
     return urlsplit(proxy).scheme.startswith("socks")
 
 
 def past_proxies(hosts: Iterable[str], environment: Mapping[str, str] = os.environ) -> tuple[dict[str, str], list[str]]:
-    """Return the variables of a job whose processes ask each other on `hosts` by HTTP, and what to say of the user's
-    proxies.
+    """Return variables for a job whose processes ask each other on `hosts` by HTTP, and what to say of proxies.
 
     What the user has exempted stays exempt, and what lies elsewhere is still reached by a proxy, unless it is one that
     SLiME can't use: its variable is emptied, in both spellings.

@@ -29,8 +29,8 @@ def owned(mark: str) -> list[int]:
 
 
 def stop_owned(mark: str, grace: float) -> list[int]:
-    """Terminate the processes that hold `mark`, kill after `grace` seconds what is left, and return what outlived even
-    that."""
+    """Terminate the processes that hold `mark`, kill after `grace` seconds what is left, and return what outlived
+    it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + grace
         for pid in owned(mark):
@@ -42,8 +42,7 @@ def stop_owned(mark: str, grace: float) -> list[int]:
 
 
 def running_ray() -> tuple[int, str] | None:
-    """Return the process id and GCS address of a Ray that this machine is part of; the address is empty where it isn't
-    known."""
+    """Return process id and GCS address of a Ray that this machine is part of; the address is empty where unknown."""
     found = None
     for pid in _processes():
         argv = [word.decode(errors="replace") for word in _read(pid, "cmdline")]

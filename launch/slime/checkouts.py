@@ -17,8 +17,7 @@ from slime_swe.errors import UserError
 
 @dataclass(frozen=True)
 class Checkout:
-    """A checkout of a repository. variable: names the folder. image: where the train loop's image has it. mark: what it
-    holds.
+    """A checkout. variable: names its folder. image: where the train loop's image has it. mark: what it holds.
 
     commit: the one whose flags we know, and that all figures are from.
     """

@@ -230,8 +230,7 @@ def of_slime() -> Parsers:
 
 
 def of_miles() -> Parsers:
-    """Yield the parsers of SGLang's, miles' and Megatron's flags, which `miles.utils.arguments.parse_args` has in
-    one."""
+    """Yield the parsers of SGLang's, miles' and Megatron's flags, which miles' `parse_args` has in one."""
     servers = argparse.ArgumentParser(allow_abbrev=False)
     importlib.import_module("miles.backends.sglang_utils.arguments").add_sglang_arguments(servers)
     yield "sglang", servers

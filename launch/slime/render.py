@@ -305,8 +305,7 @@ def model_section(shape: Shape, tp: int = 1) -> Attributes:
 
 
 def vocabulary_unit(vocab: int, tp: int) -> int:
-    """Return the number of which, times `tp`, Megatron pads the vocabulary to a multiple: the largest that adds no
-    rows, if there is one.
+    """Return the largest unit that adds no rows: Megatron pads the vocabulary to a multiple of it times `tp`. 1 for none.
 
     A row that pads has a logit, which takes part in every softmax, and the server has no such row.
     """
@@ -352,8 +351,7 @@ def as_yaml(content: Any) -> str:
 
 
 def ours(recipe: Recipe, run_dir: Path) -> Attributes:
-    """Return the attributes that SLiME has no name for. Task sets are named by absolute paths: SLiME's processes are
-    started elsewhere.
+    """Return what SLiME has no name for. Task sets are named by absolute paths: SLiME's processes start elsewhere.
 
     The attempt is the run's last, or its first where it has none yet.
     """
@@ -417,8 +415,8 @@ def _program(path: str) -> str:
 
 
 def unserved(recipe: Recipe) -> Attributes:
-    """Return what the rollout function reads of `args` that SLiME sets only where it starts servers; empty unless the
-    stage is supervised."""
+    """Return what the rollout function reads of `args` that SLiME sets only where it starts servers, for a supervised
+    stage."""
     if not recipe.supervised:
         return {}
     serving = recipe.serving
@@ -489,8 +487,7 @@ def environment(recipe: Recipe, run: Path, checkouts: Checkouts) -> dict[str, st
 
 
 def _own_folder() -> list[str]:
-    """Return the checkout that this code is in; nothing where it is installed, since that folder must not come
-    first."""
+    """Return this code's checkout; nothing where it is installed, since that folder must not come first."""
     folder = str(Path(slime_swe.__file__).parents[1].resolve())
     installed = [str(Path(path).resolve()) for path in (*site.getsitepackages(), site.getusersitepackages())]
     return [] if folder in installed else [folder]

@@ -35,8 +35,7 @@ Asked = dict[str, Any]
 
 @contextmanager
 def fork_server(first: Sequence[str], with_ray: Sequence[str] = ()) -> Iterator[str]:
-    """Start a server that imports modules, `first` at once. Yields Ray's `py_executable`; the server ends with this
-    process.
+    """Start a server that imports modules, `first` at once; it ends with this process. Yields Ray's `py_executable`.
 
     Ray reads its variables when it is imported. So the server imports `with_ray` once a worker is asked for, in the
     environment that Ray has given to this.

@@ -38,8 +38,7 @@ def processes(arguments: list[str]) -> int:
 
 
 def _number(arguments: list[str], flag: str) -> int:
-    """Return a flag's number; 1 where there is no such flag: the server that runs already, which SLiME counts in as
-    well."""
+    """Return a flag's number; 1 without the flag: the server that runs already, which SLiME counts in as well."""
     return int(arguments[arguments.index(flag) + 1]) if flag in arguments else 1
 
 

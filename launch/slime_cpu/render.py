@@ -53,8 +53,7 @@ def render(recipe: Recipe, folder: Path, address: str | None, *, checkouts: Chec
 
 
 def cpu_environment(recipe: Recipe, run: Path, address: str | None, checkouts: Checkouts) -> dict[str, str]:
-    """Return the job's variables. PYTHONPATH begins with the stand-ins for packages of GPU kernels, which no other
-    process sees."""
+    """Return the job's variables. PYTHONPATH begins with stand-ins for GPU packages, which no other process sees."""
     found = environment(recipe, run, checkouts)
     path = os.pathsep.join((str(PACKAGES), found["PYTHONPATH"]))
     found |= {"OMP_NUM_THREADS": str(recipe.cluster.threads), "PYTHONPATH": path}

@@ -43,8 +43,7 @@ def processes(recipe: Recipe) -> int:
 
 
 def serving(recipe: Recipe) -> Attributes:
-    """Return the attributes of SLiME's `args` by which it starts one engine, or as many as `cluster.rollout_gpus`
-    hold."""
+    """Return attributes of `args` by which SLiME starts one engine, or as many as `cluster.rollout_gpus` hold."""
     count = processes(recipe)
     everything = count * max(1, recipe.cluster.rollout_gpus // count)
     given = server_arguments(recipe.serving.concurrency, recipe.rollout.max_context)

@@ -56,8 +56,7 @@ def install() -> None:
 
 
 def give_splits_to_host() -> None:
-    """Have Megatron count the tokens for each rank of a mixture of experts in an array, as on a GPU's host, not in a
-    tensor.
+    """Make Megatron's counts of tokens for each rank of a mixture of experts an array on a CPU too, not a tensor.
 
     Megatron copies these counts from the GPU to the host, where they become numpy's, as all-to-all takes them. Of a
     tensor that is on the host already it makes no copy, and leaves a tensor, which all-to-all does not take.

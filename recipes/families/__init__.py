@@ -102,8 +102,7 @@ def load_family(name: str, model_type: object = None) -> Family:
 
 
 def read_config(family: Family, content: Any) -> tuple[Shape, Config]:
-    """Return the shape of a `config.json`, and what was read of it. Raises `UserError`: another family's, or not
-    trainable."""
+    """Return the shape of a `config.json`, and what was read. Raises `UserError`: another family's, not trainable."""
     config = Config(content)
     kind = config.text("model_type")
     if kind not in family.model_types:
@@ -161,8 +160,8 @@ class Config:
         return list(value)
 
     def only(self, key: str, allowed: Any, within: str = "", *, stated: bool = False) -> None:
-        """Require a value, since nothing else can be trained. stated: leaving it out means something else. False, 0 and
-        [] are one value."""
+        """Require `allowed`: nothing else can be trained. stated: leaving it out is something else. False, 0, [] are
+        one value."""
         value = self._found(key, None if stated else allowed, within)
         if value != allowed and (value or allowed):
             raise UserError(f"{self._before}{key} is {value!r}, and only {allowed!r} can be trained")

@@ -117,8 +117,7 @@ def dense_decoder(config: Config, attention: GroupedAttention, **more: Any) -> S
 
 
 def rotary_base(config: Config) -> int:
-    """Read the base of rotary positions, which transformers 5 moved into `rope_parameters`; Megatron takes whole
-    numbers alone."""
+    """Read `rope_theta`, which transformers 5 moved into `rope_parameters`; Megatron takes whole numbers alone."""
     theta = config.number("rope_theta", within="rope_parameters")
     if theta != int(theta):
         raise UserError(f"rope_theta={theta} is not whole, and Megatron's --rotary-base takes no other")

@@ -124,13 +124,13 @@ class Part:
 
     @property
     def norm_bytes(self) -> int:
-        """The bytes of the norm's input and output, of one token. Transformer Engine keeps a projection's input before
+        """The bytes of a norm's input and output, a token. Transformer Engine keeps a projection's input before
         gathering."""
         return 2 * WEIGHT_BYTES * self.hidden
 
     @property
     def gathered_bytes(self) -> int:
-        """The bytes of a projection's input, which is not shared out by tp, and of the gradient of it."""
+        """The bytes of a projection's input, which is not shared out by tp, and of the gradient of it, per token."""
         return 2 * WEIGHT_BYTES * self.hidden
 
 
@@ -150,8 +150,8 @@ class Layer:
         return sum(part.saved(layout, selective=recompute == "selective", skew=skew) for part in self.parts)
 
     def workspace(self, layout: Layout, *, recompute: str, skew: float) -> float:
-        """Return the bytes per token that its backward pass takes for a moment: under full recomputation all that it
-        saves again."""
+        """Return the bytes per token that the backward pass takes for a moment: under full recomputation all that the
+        layer saves again."""
         widest = max(part.workspace(layout, skew=skew) for part in self.parts)
         if recompute != "full":
             return widest
@@ -258,8 +258,7 @@ def legal_sizes(cuts: tuple[Cut, ...]) -> list[int]:
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder, as its family reads it from a `config.json`: an embedding table, layers, a last norm, an output
-    projection.
+    """A decoder, as its family reads it: an embedding table, layers, a last norm, and an output projection.
 
     hidden: hidden size.
     vocab: rows of the embedding table, its padding in the checkpoint included.
@@ -284,7 +283,7 @@ class Shape:
 
     @property
     def tables(self) -> int:
-        """The number of such tables: one where the output projection is the embedding table, else two."""
+        """The number of vocabulary tables: one where the output projection is the embedding table, else two."""
         return 1 if self.tied else 2
 
     @cached_property
@@ -326,7 +325,7 @@ class Shape:
         return self.total(lambda part: part.cache(engine))
 
     def state(self, engine: SglangEngine) -> float:
-        """Return the bytes that a request takes on such a GPU, whatever its length."""
+        """Return the bytes that a request takes, whatever its length, on a GPU of the engine that holds part of it."""
         return self.total(lambda part: part.state(engine))
 
     def trainer_cuts(self, way: str) -> tuple[Cut, ...]:

@@ -63,8 +63,7 @@ class GroupedAttention(Part):
         return self.gathered_bytes + (8 * self.queries + 4 * self.keys + gate) / layout.tp
 
     def trainer_cuts(self) -> tuple[Cut, ...]:
-        """Return the cut of the heads. Where there is a gate, Megatron-LM cuts it wrongly among more GPUs than KV heads
-        (slime#2221)."""
+        """Return the cut of the heads. Megatron-LM cuts a gate wrongly among more GPUs than KV heads (slime#2221)."""
         if not self.output_gate:
             return (self._heads("tp"),)
         what = f"{self.heads} gated attention heads among more GPUs than their {self.kv_heads} KV heads"
@@ -126,8 +125,7 @@ class LatentAttention(Part):
 
     @property
     def latent(self) -> int:
-        """The width of what stands for keys and values: the latent, and the rotary part of the key, which all heads
-        share."""
+        """The width of what is cached: the latent, and the rotary part of the key, which all heads share."""
         return self.cache_rank + self.rotary_dim
 
     @property
@@ -171,16 +169,15 @@ class LatentAttention(Part):
         return self.of_heads / engine.attention_gpus + self.replicated + self.hidden
 
     def cache(self, engine: SglangEngine) -> float:
-        """Return the bytes of the latent, whole on each GPU that attends to the request: tensor parallelism does not
-        make it smaller."""
+        """Return the bytes of the latent, whole on each GPU that attends to the request: tp does not make it
+        smaller."""
         return WEIGHT_BYTES * self.latent
 
     def engine_cuts(self) -> tuple[Cut, ...]:
         return (self._heads("attention"),)
 
     def flops(self, length: float) -> float:
-        """Count two operations a weight, and causal attention: half of 2 x (width of keys + width of values) x
-        length."""
+        """Count two a weight, and causal attention: half of 2 x (width of keys + width of values) x length."""
         return 2 * self.active + (self.queries + self.outputs) * length
 
     def _heads(self, way: str) -> Cut:
@@ -228,7 +225,7 @@ class GatedDeltaNet(Part):
         return 2 * self.keys + self.values
 
     def shard(self, layout: Layout) -> Shard:
-        """Count the projections of queries, keys, values, gate, two numbers a head; convolution; two biases a head;
+        """Count projections of queries, keys, values, gate, two numbers a head; convolution, two biases a head,
         norms."""
         projections = self.hidden * (self.convolved + 2 * self.values + 2 * self.value_heads)
         small = self.convolved * self.kernel + 2 * self.value_heads + self.value_dim + self.hidden
@@ -261,8 +258,7 @@ class GatedDeltaNet(Part):
         return (self.parameters - self.hidden) / engine.attention_gpus + self.hidden / engine.gpus
 
     def state(self, engine: SglangEngine) -> float:
-        """Add up the last inputs of the convolution, and each head's matrix. Source: SGLang
-        `srt/configs/mamba_utils.py`."""
+        """Add up the convolution's last inputs and each head's matrix. Source: SGLang `srt/configs/mamba_utils.py`."""
         inputs = WEIGHT_BYTES * self.convolved * (self.kernel - 1)
         return (inputs + STATE_BYTES * self.values * self.key_dim) / engine.attention_gpus
 

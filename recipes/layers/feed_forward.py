@@ -98,8 +98,8 @@ class Experts(Part):
         return *feed_forward(self.hidden, self.width, self.experts), *shared
 
     def read(self, batch: float) -> float:
-        """Count what is read without experts that no token of the batch chose: with even routing a share (1 -
-        k/E)^batch of them."""
+        """Count all but the experts that no token of the batch chose: with even routing a share (1 - k/E)^batch of
+        them."""
         return self.parameters - float((1 - self.chosen / self.experts) ** batch) * self.routed
 
     def prefill(self, engine: SglangEngine) -> float:

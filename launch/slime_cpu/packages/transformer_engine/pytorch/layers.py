@@ -20,8 +20,7 @@ Init = Callable[[Tensor], object] | None
 
 
 class Layer(Module):
-    """A layer with the `_extra_state` that is in every checkpoint of Transformer Engine's: without FP8 a tensor of no
-    bytes."""
+    """A layer with the `_extra_state` of all Transformer Engine checkpoints: without FP8 a tensor of no bytes."""
 
     fp8 = fp8_calibration = False
 

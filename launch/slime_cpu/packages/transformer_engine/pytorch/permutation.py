@@ -10,8 +10,7 @@ from torch import Tensor
 
 
 def moe_permute(inp: Tensor, routing_map: Tensor, num_out_tokens: int = -1) -> tuple[Tensor, Tensor]:
-    """Permute tokens, T x H, by the experts that each goes to, T x E -> the tokens of each expert in turn, with a map
-    of rows."""
+    """Sort tokens, T x H, by the experts that each goes to, T x E -> the tokens of each in turn, with a map of rows."""
     rows = routing_map.bool().T.nonzero()  # R x 2: an expert and a token, sorted by expert
     if num_out_tokens not in (-1, len(rows)):
         raise NotImplementedError(f"{len(rows)} routes in a buffer of {num_out_tokens} has no stand-in on a CPU")

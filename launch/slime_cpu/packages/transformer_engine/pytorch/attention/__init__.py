@@ -73,8 +73,7 @@ class DotProductAttention(Layer):
         max_seqlen_kv: int | None = None,
         **options: object,
     ) -> Tensor:
-        """Attend: queries T x Q x D, keys T x K x D, values T x K x V (`thd`) -> T x (Q V); with `sbhd`, S x B in place
-        of T.
+        """Map queries T x Q x D, keys T x K x D, values T x K x V (`thd`) -> T x (Q V); `sbhd` has S x B in place of T.
 
         T, S: this process's tokens. `cu_seqlens_q` has the bounds of whole sequences, those of all ranks.
         """

@@ -50,7 +50,8 @@ class Shown(Protocol):
 
 
 class AsLines:
-    """A view of a run, by the code that shows its own progress. Its pace is that of the records, not of their reading."""
+    """A run as lines, by the code that shows its own progress. Its pace is that of the records, not of their
+    reading."""
 
     def __init__(self, recipe: Recipe, folder: Path, progress: RunProgress | None = None) -> None:
         self.recipe, self.folder = recipe, folder

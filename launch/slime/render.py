@@ -305,7 +305,8 @@ def model_section(shape: Shape, tp: int = 1) -> Attributes:
 
 
 def vocabulary_unit(vocab: int, tp: int) -> int:
-    """Return the largest unit that adds no rows: Megatron pads the vocabulary to a multiple of it times `tp`. 1 for none.
+    """Return a number that Megatron pads the vocabulary to a multiple of, times `tp`: the largest that adds no rows, or
+    1.
 
     A row that pads has a logit, which takes part in every softmax, and the server has no such row.
     """

@@ -36,7 +36,8 @@ Report = dict[str, Any]
 
 
 async def check_agent(name: str, checkpoint: str, sandbox: str, script: Sequence[str] | None = None) -> Report:
-    """What one agent did. `script`: what the policy says turn by turn, in place of the agent's own script.
+    """Play one agent on the bundled task, and report what it did. `script`: what the policy says turn by turn, in place
+    of the agent's own script.
 
     The agent's own is played twice: as it is, and with a malformed call that the policy repairs when it sees the error.
 
@@ -103,7 +104,7 @@ def _has_calls(script: Sequence[str]) -> bool:
 
 
 async def _play(agent: CliAgent, engine: ScriptedEngine, pool: SandboxPool) -> Report:
-    """One episode on the bundled task, with all that the engine has sampled."""
+    """Play one episode on the bundled task, and report on it and all that the engine has sampled."""
     sessions: list[ProxySession] = []
     agent.on_session = sessions.append
     task = toy_task()
@@ -133,7 +134,7 @@ async def _play(agent: CliAgent, engine: ScriptedEngine, pool: SandboxPool) -> R
 
 
 def retained(log: Sequence[Sampled], segments: Sequence[Segment]) -> float:
-    """The share of sampled tokens that are trained once, as they were sampled. 0 where nothing was."""
+    """Return the share of sampled tokens that are trained once, as they were sampled. 0 where nothing was."""
     trained: dict[float, list[int]] = {}
     for segment in segments:
         for token, mask, log_prob in zip(segment.tokens, segment.loss_mask, segment.log_probs, strict=True):
@@ -144,7 +145,7 @@ def retained(log: Sequence[Sampled], segments: Sequence[Segment]) -> float:
 
 
 def ends(log: Sequence[Sampled]) -> int:
-    """How many turns no later prompt goes on from: the last one, and those that the agent left out of its history."""
+    """Count the turns that no later prompt goes on from: the last, and those that the agent left out of its history."""
     turns = [[*one.prompt, *one.tokens] for one in log]
     return sum(
         not any(later.prompt[: len(turn)] == turn for later in log[number + 1 :]) for number, turn in enumerate(turns)
@@ -152,7 +153,7 @@ def ends(log: Sequence[Sampled]) -> int:
 
 
 def prefix_cache_ceiling(log: Sequence[Sampled]) -> float:
-    """The share of prompt tokens that a cache of everything seen before would hold."""
+    """Return the share of prompt tokens that a cache of everything seen before would hold."""
     seen: list[list[int]] = []
     cached = 0
     for one in log:
@@ -178,7 +179,7 @@ def _lines(message: Message | None) -> list[str]:
 
 
 def problems_of(report: Report, calls_expected: bool, malformed_calls: int = 0) -> Iterator[str]:
-    """What makes an agent unfit for training, a sentence each. malformed_calls: how many the script has."""
+    """Yield what makes an agent unfit for training, a sentence each. malformed_calls: how many the script has."""
     if report["reward"] <= 0:
         yield f"the task was not solved ({': '.join(filter(None, (report['stop_reason'], report['detail'])))})"
     if report["tokens_retained"] < 1:

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The exit code of one sub-command; what users did wrong is said in one paragraph, without a traceback.
+    """Run one sub-command and return its exit code; what users did wrong is said in one paragraph, without a traceback.
 
     SIGTERM and SIGHUP stop it as Ctrl-C does.
     """
@@ -94,7 +94,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Options of one sub-command. Overrides (`key=value`) may stand before and after the flags."""
+    """Parse the options of one sub-command. Overrides (`key=value`) may stand before and after the flags."""
     meant = SHORT.get(argv[0], argv[0]) if argv else ""
     parser = build_parser([meant] if meant in COMMANDS else COMMANDS)
     options, rest = parser.parse_known_args(argv)
@@ -107,7 +107,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
-    """With these sub-commands. Making all imports what each of them needs: `parse` makes the one that is meant."""
+    """Build the parser of these sub-commands. It imports what each needs: `parse` makes the one that is meant."""
     parser = argparse.ArgumentParser(prog="slime-swe", description="Train coding agents with reinforcement learning.")
     parser.add_argument("--version", action="version", version=f"slime-swe {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -123,7 +123,7 @@ def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
 
 
 def _open_closed_streams() -> None:
-    """A standard stream that the shell has closed (`>&-`) discards, so that no file of ours gets its number."""
+    """Have a standard stream that the shell has closed (`>&-`) discard, so that no file of ours gets its number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)
@@ -134,8 +134,8 @@ def _open_closed_streams() -> None:
 
 
 def _write_or_discard(stream: TextIO) -> None:
-    """What nobody reads any more is left in the stream's buffer. The interpreter would try to write it once more at its
-    exit, and end with 120 in place of the command's own code."""
+    """Flush a stream, or discard what is left in its buffer where nobody reads it any more. The interpreter would try
+    to write that once more at its exit, and end with 120 in place of the command's own code."""
     try:
         stream.flush()
     except OSError:
@@ -145,7 +145,7 @@ def _write_or_discard(stream: TextIO) -> None:
 
 
 def _module(command: str) -> Any:
-    """Imported only now, so that Ctrl-C during the imports ends like any other."""
+    """Import a sub-command's module, only now, so that Ctrl-C during the imports ends like any other."""
     return import_module(COMMANDS[SHORT.get(command, command)])
 
 

@@ -44,8 +44,8 @@ TYPE_NAMES: dict[Any, str] = {
 
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The validated recipe of a short name, a dotted module path or a recipe.yaml, with the overrides applied, of which
-    `recipe=` names another one.
+    """Return the validated recipe of a short name, a dotted module path or a recipe.yaml, with the overrides applied,
+    of which `recipe=` names another one.
 
     Raises `UserError` for an unknown recipe or key, a value of the wrong type, a recipe that can't run, and one whose
     checkpoint is there and is of another shape.
@@ -56,7 +56,7 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def assemble(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The same recipe, whose rules nobody has checked yet: for what lists everything that is wrong with it."""
+    """Return the recipe of `resolve` with its rules unchecked: for what lists everything that is wrong with it."""
     given, overrides = taken("recipe", overrides)
     name = given or name
     recipe = read_recipe(Path(name)) if _is_file_name(name) else load_recipe(name)
@@ -100,7 +100,7 @@ def _is_file_name(name: str) -> bool:
 
 
 def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """The recipe with the overrides, one after the other. A list or a mapping that is given replaces the recipe's."""
+    """Apply the overrides one after the other. A list or a mapping that is given replaces the recipe's."""
     values = dict(flatten(dataclasses.asdict(recipe)))
     parser = OverridesParser.create()
     for text in overrides:
@@ -130,7 +130,7 @@ def _set(values: dict[str, Any], key: str, value: Any, *, remove: bool) -> None:
 
 
 def _changed(kept: dict[str, Any], key: str, name: str, value: Any, *, remove: bool) -> dict[str, Any]:
-    """An open section with one entry set or removed, or one within a section that it holds."""
+    """Return an open section with one entry set or removed, or one within a section that it holds."""
     inner, _, rest = name.partition(".")
     if isinstance(kept.get(inner), dict) and rest:
         return kept | {inner: _changed(kept[inner], key, rest, value, remove=remove)}
@@ -148,7 +148,7 @@ def _how_to_write(text: str) -> str:
 
 
 def _recipe_of(values: Mapping[str, Any]) -> Recipe:
-    """The recipe of these leaves; what they leave out has its default. Raises `UserError` for a key or a type."""
+    """Make a recipe of leaves; what they leave out has its default. Raises `UserError` for a key or a type."""
     for key in values:
         require_known(key)
     recipe: Recipe = _build(Recipe, {key: _typed(key, value) for key, value in values.items()}, "")
@@ -172,7 +172,7 @@ def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _typed(key: str, value: Any) -> Any:
-    """The value as the key's type: a number may be given as text, and text as a number. Rules are checked later."""
+    """Convert a value to the key's type: a number may be given as text, and text as a number. Rules come later."""
     hint = key_types()[key]
     try:
         if hint is str and value is not None and not isinstance(value, dict | list):
@@ -201,7 +201,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def taken(key: str, overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    """What is given as `recipe=`, `model=` or `task=`, the last one if several, and the other overrides.
+    """Split off what is given as `recipe=`, `model=` or `task=`, the last one if several, from the other overrides.
 
     Raises `UserError` where it is empty, as by a variable of the shell that is not set.
     """
@@ -212,13 +212,13 @@ def taken(key: str, overrides: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def value_of(key: str, overrides: Sequence[str], default: str) -> str:
-    """The value that an override gives to one key."""
+    """Return the value that an override gives to one key."""
     given = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith(f"{key}=")]
     return given[-1] if given else default
 
 
 def with_value(recipe: Recipe, key: str, value: object) -> Recipe:
-    """The recipe with another value at a dotted key."""
+    """Return the recipe with another value at a dotted key."""
     changed: Recipe = _with_value(recipe, key, value)
     return changed
 
@@ -230,7 +230,7 @@ def _with_value(part: Any, key: str, value: object) -> Any:
 
 @cache
 def key_types(kind: Any = Recipe, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> type, of every leaf field of a dataclass."""
+    """Map the dotted key of every leaf field of a dataclass to its type."""
     types: dict[str, Any] = {}
     for name, hint in get_type_hints(kind).items():
         section, key = dataclasses.is_dataclass(hint), f"{prefix}{name}"
@@ -239,7 +239,7 @@ def key_types(kind: Any = Recipe, prefix: str = "") -> dict[str, Any]:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of every leaf; an open section is one leaf."""
+    """Yield the dotted key and the value of every leaf; an open section is one leaf."""
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and key not in OPEN_SECTIONS:
@@ -263,7 +263,7 @@ def require_known(key: str) -> None:
 
 
 def _nearest(key: str, names: list[str]) -> list[str]:
-    """Names like the whole key, or else names whose last part is like the key's."""
+    """Return the names like the whole key, or else those whose last part is like the key's."""
     last = key.rsplit(".", 1)[-1]
     whole = get_close_matches(key, names, n=3, cutoff=0.75)
     return whole or [name for name in names if get_close_matches(last, [name.rsplit(".", 1)[-1]], cutoff=0.7)][:3]

@@ -29,9 +29,9 @@ _RATE_LIMIT = ("toomanyrequests", "rate limit")
 
 @dataclass(frozen=True)
 class Survey:
-    """Images that tasks need in one kind of sandbox. here_gib: what those that are here take; None where that is not
-    known. gib: what those that are missing take, as far as can be said before, and how that is known. free_gib: room
-    where they go; None where that is not this machine's disk."""
+    """The images that tasks need in one kind of sandbox. here_gib: what those that are here take; None where that is
+    not known. gib: what those that are missing take, as far as can be said before, and how that is known. free_gib:
+    room where they go; None where that is not this machine's disk."""
 
     sandbox: str
     images: Sequence[str]
@@ -57,13 +57,13 @@ class Survey:
 
     @property
     def each(self) -> float:
-        """GiB of a missing one, on average."""
+        """The size of a missing image, on average, in GiB."""
         return self.gib / max(1, len(self.missing))
 
 
 def survey(tasks: Sequence[Task], sandbox: str) -> Survey:
-    """Asks the sandbox's backend for each image. Where `ENOUGH` of a task set are here, those of it that are missing
-    are taken to be as large, and that is kept (`measured`). Raises `UserError`, `SandboxError` where it can't tell."""
+    """Ask the sandbox's backend for each image. Where `ENOUGH` of a task set are here, those of it that are missing are
+    taken to be as large, and that is kept (`measured`). Raises `UserError`, `SandboxError` where it can't tell."""
     backend = make_backend(sandbox)
     images = {task.workspace.image.name: task for task in tasks if task.workspace.image}
     found = {image: backend.has_image(image) for image in images}
@@ -88,13 +88,13 @@ def survey(tasks: Sequence[Task], sandbox: str) -> Survey:
 
 
 def set_of(task: Task) -> str:
-    """The set whose images are taken to be of one size; empty for a task that does not name its source."""
+    """Name the set whose images are taken to be of one size; empty for a task that does not name its source."""
     return f"{task.source}:{task.split}" if task.source else ""
 
 
 def size_of(name: str, published: float, backend: Backend, known: Mapping[str, float]) -> tuple[float, str]:
-    """GiB of an image beside the layers that it shares, and how that is known: of the set `name` it was `measured`, or
-    is `published` of its corpus, or is `assumed`. published: 0 where nothing is. known: `measured`.
+    """Return the size of an image in GiB beside the layers that it shares, and how it is known: of the set `name` it
+    was `measured`, or is `published` of its corpus, or is `assumed`. published: 0 where nothing is. known: `measured`.
 
     What is published may be of images that share layers, which a backend that unpacks them does not.
     """
@@ -106,8 +106,8 @@ def size_of(name: str, published: float, backend: Backend, known: Mapping[str, f
 
 
 def measured(sandbox: str) -> Mapping[str, float]:
-    """GiB of an image of each set of which `survey` found `ENOUGH` images here, in this kind of sandbox, when it last
-    did. Kept in this user's cache. Raises `UserError`."""
+    """Read the size of an image in GiB of each set of which `survey` found `ENOUGH` images here, in this kind of
+    sandbox, when it last did. It is kept in this user's cache. Raises `UserError`."""
     file = _sizes(sandbox)
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, float])
@@ -127,7 +127,7 @@ def _published(task: Task) -> float:
 
 
 def get(found: Survey) -> Iterator[tuple[str, str]]:
-    """Each missing image as it arrives, with what went wrong; that is empty for one that is here now.
+    """Get each missing image; yield it as it arrives, with what went wrong, which is empty for one that is here now.
 
     Raises `UserError` where a registry gives no more for now: what came stays, and the same command goes on.
     """
@@ -150,12 +150,12 @@ def get(found: Survey) -> Iterator[tuple[str, str]]:
 
 
 def images_command(specs: Sequence[str], sandbox: str) -> str:
-    """What gets the images of these task sets."""
+    """Return the command that gets the images of these task sets."""
     return f"slime-swe tasks images {' '.join(map(shlex.quote, specs))} --sandbox {shlex.quote(sandbox)} --pull"
 
 
 def needs_images(spec: str) -> bool:
-    """Whether any task of a set runs in an image; of a corpus that is not here, by what is known of it.
+    """Say whether any task of a set runs in an image; of a corpus that is not here, by what is known of it.
 
     A set that can't be read needs none: what is wrong with it is said where it is read.
     """
@@ -168,7 +168,7 @@ def needs_images(spec: str) -> bool:
 
 
 def backends_here(machine: Machine) -> list[str]:
-    """The backends that take images and have what they need on this machine."""
+    """List the backends that take images and have what they need on this machine."""
     return [name for name in names_that("takes_images") if backend_maker(name).runs_here and _works(name, machine)]
 
 
@@ -182,7 +182,7 @@ def _works(name: str, machine: Machine) -> bool:
 
 
 def remedy(machine: Machine) -> str:
-    """What to do where a sandbox takes no images and the tasks need them."""
+    """Say what to do where a sandbox takes no images and the tasks need them."""
     here = backends_here(machine)
     if here:
         return f"set rollout.sandbox to one that does, on this machine {' or '.join(here)}"

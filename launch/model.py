@@ -33,7 +33,7 @@ _NO_VARIANT = re.compile(r"a?\d+(\.\d+)?[bm]|fp8|bf16")  # words of a name that 
 
 
 def checkpoint_folder(spec: str, models: str = "models") -> Path:
-    """The folder that `model.checkpoint` names. Raises `UserError` where it holds no Hugging Face model."""
+    """Return the folder that `model.checkpoint` names. Raises `UserError` where it holds no Hugging Face model."""
     folder = checkpoint_path(spec, models)
     if not (folder / CONFIG).is_file():
         raise UserError(
@@ -44,7 +44,7 @@ def checkpoint_folder(spec: str, models: str = "models") -> Path:
 
 
 def checkpoint_path(spec: str, models: str = "models") -> Path:
-    """Where `model.checkpoint` lies: a folder as it is given, else that `ORG/NAME` in `model.folder`. Absolute."""
+    """Return the absolute path of `model.checkpoint`: a folder as given, else that `ORG/NAME` in `model.folder`."""
     if spec == EMBEDDED_SEED:
         return Path(str(files("slime_swe.embedded"))).resolve() / "seed" / "checkpoint"
     given = Path(spec).expanduser()
@@ -53,18 +53,18 @@ def checkpoint_path(spec: str, models: str = "models") -> Path:
 
 
 def converted_folder(recipe: Recipe) -> Path:
-    """Where the same weights lie in Megatron's format: beside those in Hugging Face format."""
+    """Return the folder of the same weights in Megatron's format, beside that in Hugging Face format."""
     return Path(f"{checkpoint_path(recipe.model.checkpoint, recipe.model.folder)}_torch_dist")
 
 
 def chat_template(model: Model) -> str:
-    """A shipped template's name, or a file's absolute path. Raises `UserError` where there is neither."""
+    """Return a shipped template's name, or a file's absolute path. Raises `UserError` where there is neither."""
     name = model.chat_template
     return name if not name or name in shipped_templates() else str(template_path(name).resolve())
 
 
 def with_model(recipe: Recipe, spec: str, folder: str, given: Container[str] = ()) -> Recipe:
-    """The recipe for another model of its family: a folder, or the `ORG/NAME` that `folder` holds.
+    """Return the recipe for another model of its family: a folder, or the `ORG/NAME` that `folder` holds.
 
     given: keys that the user sets beside it, which need no answer here.
 
@@ -82,7 +82,7 @@ def with_model(recipe: Recipe, spec: str, folder: str, given: Container[str] = (
 
 
 def _formats(recipe: Recipe, model: Model, path: Path, given: Container[str]) -> dict[str, Any]:
-    """`FORMATS` of a recipe that gets another model.
+    """Return `FORMATS` of a recipe that gets another model.
 
     A model of the recipe's own kind (another size, another precision) keeps them, and one of the kind of a shipped
     recipe takes that recipe's. A name that says nothing of a model is taken for a fine-tune of the recipe's: it keeps
@@ -114,7 +114,7 @@ def _formats(recipe: Recipe, model: Model, path: Path, given: Container[str]) ->
 
 
 def _kind(checkpoint: str) -> tuple[str, ...]:
-    """The words of a model's name that tell how it writes: `Qwen3-Coder-30B-A3B-Instruct` -> qwen3, coder, instruct.
+    """Return the words of a name that say how a model writes: Qwen3-Coder-30B-A3B-Instruct -> qwen3, coder, instruct.
 
     In Hugging Face's cache, the name is that of the folder above `snapshots`.
     """
@@ -125,7 +125,8 @@ def _kind(checkpoint: str) -> tuple[str, ...]:
 
 
 def _is_fine_tune(recipe: Recipe, model: Model, path: Path) -> bool:
-    """Of the recipe's shape, whatever length it was tuned for."""
+    """Say whether a model has the recipe's shape, whatever length it was tuned for, or a chat template whose calls the
+    recipe's tool format reads."""
     shape = recipe.model.shape
     if dataclasses.replace(read_config(model.kind, model.config)[0], max_context=shape.max_context) == shape:
         return True
@@ -133,8 +134,8 @@ def _is_fine_tune(recipe: Recipe, model: Model, path: Path) -> bool:
 
 
 def _read_back(model: Model, path: Path) -> list[str] | None:
-    """The tool formats that read what the checkpoint's own chat template writes; None where that can't be seen: it has
-    none, it writes no calls, or `transformers` is not installed."""
+    """List the tool formats that read what the checkpoint's own chat template writes; None where that can't be seen: it
+    has none, it writes no calls, or `transformers` is not installed."""
     template = own_template(path)
     if not template or find_spec("transformers") is None:
         return None
@@ -153,8 +154,8 @@ _BEFORE = "I look at it."
 
 
 def readers(render: Render, written: str) -> list[str] | None:
-    """The tool formats, `written` among those that are asked, that read back each call as the template writes it; None
-    where it writes none."""
+    """List the tool formats, `written` among those that are asked, that read back each call as the template writes it;
+    None where it writes none."""
     said = {call.name: _rendered(render, call) for call in PROBES}
     if not any(said.values()):
         return None
@@ -168,7 +169,7 @@ def readers(render: Render, written: str) -> list[str] | None:
 
 
 def own_template(folder: Path) -> str:
-    """The chat template that a checkpoint's folder holds; empty where it holds none. Raises `UserError` where its
+    """Read the chat template that a checkpoint's folder holds; empty where it holds none. Raises `UserError` where its
     `tokenizer_config.json` can't be read."""
     file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if file.is_file():
@@ -182,7 +183,7 @@ def own_template(folder: Path) -> str:
 
 
 def renderer(template: str) -> Render:
-    """A renderer of a template's text that needs no tokenizer, and leaves its special tokens out. It needs
+    """Make a renderer of a template's text that needs no tokenizer, and leaves its special tokens out. It needs
     `transformers`."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -193,7 +194,7 @@ def renderer(template: str) -> Render:
 
 
 def _rendered(render: Render, call: ToolCall) -> str:
-    """The assistant's turn that makes this call, as the template writes it; empty where it writes none."""
+    """Render the assistant's turn that makes this call, as the template writes it; empty where it writes none."""
     from jinja2 import TemplateError as JinjaError
 
     user, function = {"role": "user", "content": "Repair it."}, {"name": call.name, "arguments": call.arguments}
@@ -220,7 +221,7 @@ def _require_read_back(model: Model, path: Path) -> None:
 
 
 def mismatches(recipe: Recipe) -> list[Violation]:
-    """Where the recipe's `model.config` is not the checkpoint's; nothing where no checkpoint lies here.
+    """List where the recipe's `model.config` is not the checkpoint's; nothing where no checkpoint lies here.
 
     A run can be planned on a machine that holds no model: only what is there is compared. Raises `UserError` where a
     `config.json` is there and is of no model that can be trained.
@@ -241,7 +242,7 @@ def mismatches(recipe: Recipe) -> list[Violation]:
 
 
 def read_folder(folder: Path, family: Family) -> Config:
-    """The folder's `config.json`, read. Raises `UserError` where it can't be, or is of no model that can be trained."""
+    """Read the folder's `config.json`. Raises `UserError` where it can't be, or is of no model that can be trained."""
     path = folder / CONFIG
     try:
         return read_config(family, json.loads(path.read_text(encoding="utf-8")))[1]

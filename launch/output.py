@@ -16,7 +16,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def table_console() -> Console:
-    """Standard output, never narrower than a table: a narrow terminal wraps its lines, and no figure is cut."""
+    """Return standard output, never narrower than a table: a narrow terminal wraps its lines, and no figure is cut."""
     console = Console()
     console.width = max(console.width, WIDTH)
     return console
@@ -28,7 +28,7 @@ def print_json(document: object) -> None:
 
 
 def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Aligned columns, one line a row whatever the terminal's width, so that they can be searched and cut."""
+    """Print aligned columns, one line a row whatever the terminal's width, so that they can be searched and cut."""
     cells = [[visible(cell).replace("\n", r"\x0a").replace("\t", r"\x09") for cell in row] for row in rows]
     table = [[heading.replace("_", " ") for heading in headings], *cells]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -37,13 +37,13 @@ def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def visible(text: str) -> str:
-    """What an agent, a task or a test wrote, for a terminal: control characters but newline and tab as `\\x1b`, so that
-    none of them moves the cursor, sets a title or fills the clipboard."""
+    """Make fit for a terminal what an agent, a task or a test wrote: control characters but newline and tab become text
+    such as `\\x1b`, so that none of them moves the cursor, sets a title or fills the clipboard."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` blocks, each the mean of an equal run of `values`, from the least mean to the greatest."""
+    """Draw at most `width` blocks, each the mean of an equal run of `values`, from the least mean to the greatest."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""
@@ -58,7 +58,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3:05` or `1:02:03`."""
+    """Write seconds as `42 s`, `3:05` or `1:02:03`."""
     whole = int(seconds)
     minutes, rest = divmod(whole, 60)
     if minutes < 1:
@@ -68,7 +68,7 @@ def duration(seconds: float) -> str:
 
 
 def rate(value: float | None, interval: Sequence[float] | None = None) -> str:
-    """`81.2 % (74.0–86.9)`; an em dash where there is no value."""
+    """Write a rate and its interval as `81.2 % (74.0–86.9)`; an em dash where there is no value."""
     if value is None:
         return "–"
     bounds = f" ({100 * interval[0]:.1f}–{100 * interval[1]:.1f})" if interval else ""

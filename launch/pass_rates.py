@@ -25,7 +25,7 @@ _RANGE = re.compile(r"(\d+(?:\.\d+)?)(%?)-(\d+(?:\.\d+)?)(%?)")
 
 @dataclass(frozen=True)
 class Rate:
-    """Of one task: how many episodes solved it, of how many that infrastructure did not break."""
+    """The solve rate of one task: how many episodes solved it, of how many that infrastructure did not break."""
 
     solved: int
     episodes: int
@@ -37,7 +37,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Range:
-    """Both ends belong to it: shares of a task's episodes, which `text` gives as such or as counts."""
+    """A range of the shares of a task's episodes, both ends included, which `text` gives as such or as counts."""
 
     text: str
     low: Fraction
@@ -46,7 +46,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Filtered:
-    """What a filter kept of the tasks that were seen, and how many went out for which reason."""
+    """The tasks that a filter kept of those that were seen, and how many went out for which reason."""
 
     range: Range
     of: int
@@ -66,7 +66,7 @@ class Filtered:
 
 
 def rates_in(folders: Sequence[Path], evaluation: str | None) -> tuple[dict[str, Rate], list[str]]:
-    """The rates of all tasks that these runs or evaluations have played, added up, and the task sets that they are of.
+    """Add up the rates of all tasks that these runs or evaluations have played, and list these tasks' sets.
 
     Raises `UserError` where a folder holds no episodes.
     """
@@ -88,13 +88,13 @@ def rates_in(folders: Sequence[Path], evaluation: str | None) -> tuple[dict[str,
 
 
 def _episode(one: Summary) -> tuple[int | None, str | None, int] | None:
-    """A name of the episode that a record is of; None where it has none."""
+    """Name the episode that a record is of; None where it has no name."""
     name = one.trajectory if one.trajectory is not None else one.index
     return None if name is None else (one.rollout, one.dataset, name)
 
 
 def filtered(rates: Mapping[str, Rate], solved: str, least: int) -> Filtered:
-    """The tasks whose rate is in the range `solved`, of those with `least` episodes or more.
+    """Keep the tasks whose rate is in the range `solved`, of those with `least` episodes or more.
 
     Counts (`1-7`) are of as many episodes as most of these tasks have, the larger number where two are as frequent; a
     task with more or fewer is kept by the same shares. Raises `UserError` for a range that is none, and where no task
@@ -122,7 +122,7 @@ def filtered(rates: Mapping[str, Rate], solved: str, least: int) -> Filtered:
 
 
 def _range(text: str, of: int) -> Range:
-    """of: episodes that a count is out of; 0 where no task is left to count."""
+    """Parse a range. of: episodes that a count is out of; 0 where no task is left to count."""
     match = _RANGE.fullmatch(text.replace(" ", ""))
     example = "give counts of episodes such as 1-7, or shares such as 10%-90%, the smaller one first"
     if match is None or match[2] != match[4] or (not match[2] and "." in text):
@@ -165,12 +165,12 @@ def write_lists(found: Filtered, sets: Sequence[str], out: Path) -> dict[str, Pa
 
 
 def _content(kept: Mapping[str, Rate]) -> bytes:
-    """One id a line, with its rate as a comment; a JSON list where an id holds what begins one."""
+    """Write one id a line, with its rate as a comment; a JSON list where an id holds what begins one."""
     if any("#" in task or task.startswith("[") for task in kept):
         return orjson.dumps(list(kept), option=orjson.OPT_INDENT_2)
     return "".join(f"{task}  # {rate.solved} of {rate.episodes}\n" for task, rate in kept.items()).encode()
 
 
 def as_override(sets: Iterable[str]) -> str:
-    """`data.train=[...]` of these task sets, as it is pasted into a shell."""
+    """Write `data.train=[...]` of these task sets, as it is pasted into a shell."""
     return shlex.quote(f"data.train={orjson.dumps(list(sets)).decode()}")

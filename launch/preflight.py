@@ -42,7 +42,7 @@ def require_plug_ins(recipe: Recipe) -> None:
 
 
 def task_sets(recipe: Recipe) -> dict[str, str]:
-    """Each task set that a run reads, and the key that names it. A data source of one's own has its own training."""
+    """Map each task set that a run reads to the key that names it. A data source of one's own has its own training."""
     data = recipe.data
     training = data.training_sets if data.source == Data.source else []
     return {spec: f"data.eval.{name}" for name, spec in data.evaluation_sets.items()} | dict.fromkeys(
@@ -69,7 +69,7 @@ def require_sandbox(recipe: Recipe) -> None:
 
 
 def read_sets(recipe: Recipe) -> tuple[list[Task], list[str]]:
-    """The tasks of the sets that are on this machine, and the sets that are not. Raises `UserError`."""
+    """Read the tasks of the sets that are on this machine, and list the sets that are not. Raises `UserError`."""
     tasks: list[Task] = []
     missing: dict[str, None] = {}
     for spec in task_sets(recipe):
@@ -81,19 +81,19 @@ def read_sets(recipe: Recipe) -> tuple[list[Task], list[str]]:
 
 
 def left_out(recipe: Recipe) -> str:
-    """How many tasks the options of the training sets leave out; empty where none."""
+    """Say how many tasks the options of the training sets leave of each; empty where they leave all."""
     sizes = {spec: counted(spec) for spec, key in task_sets(recipe).items() if key == "data.train" and "?" in spec}
     fewer = [f"{len(tasks)} of {of} tasks of {spec}" for spec, (tasks, of) in sizes.items() if len(tasks) < of]
     return f"data.train has {', '.join(fewer)}" if fewer else ""
 
 
 def not_here(sets: Sequence[str]) -> str:
-    """What is said of task sets that are not on this machine: the one command that brings them all."""
+    """Say which task sets are not on this machine, with the one command that brings them all."""
     return f"{', '.join(sets)} not on this machine: {fetch_command(sets)}"
 
 
 def missing_images(recipe: Recipe, tasks: Sequence[Task]) -> str:
-    """How many of the tasks' images are not on this machine, and the command that gets them; empty where all are."""
+    """Say how many of the tasks' images are missing on this machine, and the command that gets them; empty for none."""
     sandbox = recipe.rollout.sandbox
     if not make_backend(sandbox).takes_images:
         return ""
@@ -106,7 +106,7 @@ def missing_images(recipe: Recipe, tasks: Sequence[Task]) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What of a run's tasks was compared. `compared` is false where another data source decides what is trained on."""
+    """The tasks of a run that were compared. `compared` is false where another data source decides what is trained."""
 
     compared: bool
     trained: int = 0
@@ -115,7 +115,7 @@ class Comparison:
 
 
 def check_overlap(recipe: Recipe) -> Comparison:
-    """Raises `UserError` where training shows what is evaluated and `data.allow_overlap` does not name it."""
+    """Raise `UserError` where training shows what is evaluated and `data.allow_overlap` does not name it."""
     data = recipe.data
     if data.source != Data.source:
         return Comparison(compared=False)
@@ -133,7 +133,7 @@ def record_overlap(comparison: Comparison, folder: Path) -> None:
 
 
 def check_integrity(recipe: Recipe, *, ignore: bool = False) -> None:
-    """Raises `UserError` where a known cheat gets past the recipe's sandbox and the grader of its training tasks.
+    """Raise `UserError` where a known cheat gets past the recipe's sandbox and the grader of its training tasks.
 
     A reward function, a data source or an oracle of the user's own is not checked: there is no telling what it does.
     For sandboxes on other nodes, those of this machine stand.

@@ -26,7 +26,7 @@ SHOWN = {
 
 
 class _StandardError(Console):
-    """A reader that has gone, such as `head`, ends the output; rich would end the process."""
+    """Standard error, on which a reader that has gone, such as `head`, ends the output; rich would end the process."""
 
     def __init__(self) -> None:
         super().__init__(stderr=True)
@@ -36,7 +36,7 @@ class _StandardError(Console):
 
 
 class Bar:
-    """How many of `total` are done, on `console` (default: standard error); as a context, the bar is shown inside."""
+    """A bar of how many of `total` are done, on `console` (default: standard error); the context shows it."""
 
     def __init__(self, title: str, total: int, console: Console | None = None) -> None:
         self.title, self.total = title, total
@@ -54,13 +54,13 @@ class Bar:
         self._bar.stop()
 
     def show(self, done: int, total: int) -> None:
-        """Move the bar; elsewhere a line for each quarter of a long count."""
+        """Move the bar; elsewhere say a line for each quarter of a long count."""
         self._bar.update(self._task, completed=done)
         if not self._console.is_terminal and quarter(done, total):
             self.say(f"{self.title} {done}/{total}")
 
     def advance(self, line: str, *, keep: bool) -> None:
-        """One more, with a line about it, which is left out on a terminal unless it is to be kept."""
+        """Count one more, with a line about it, which is left out on a terminal unless it is to be kept."""
         self._bar.advance(self._task)
         if keep or not self._console.is_terminal:
             self.say(f"{self._bar.tasks[0].completed:.0f}/{self.total} {line}")
@@ -73,7 +73,7 @@ class Bar:
 
 
 class RunProgress(Bar):
-    """Of a training run, whose loop calls it: a line for each rollout and evaluation; the bar says what goes on.
+    """The progress of a training run, whose loop calls it: a line for each rollout and evaluation, and the bar's phase.
 
     status: where the phase is written, for others. clock: seconds, by which the run's pace is taken.
     """
@@ -94,7 +94,7 @@ class RunProgress(Bar):
         self.say(f"{recipe.name} · {folder}")
 
     def on_attempt(self) -> None:
-        """The next rollout is the first of its process: pace and rollouts in a row are taken anew."""
+        """Take pace and rollouts in a row anew: the next rollout is the first of its process."""
         self._first: tuple[int, float] | None = None  # rollout of this process, and when it was done
         self._untrained = Untrained()
 
@@ -104,7 +104,7 @@ class RunProgress(Bar):
         self.show_phase(name)
 
     def show_phase(self, name: str) -> None:
-        """Beside the bar."""
+        """Name the phase beside the bar."""
         self._bar.update(self._task, description=f"{name} {sparkline(self._rewards, 20)}")
 
     def on_episode(self, evaluation: str, done: int, total: int) -> None:
@@ -133,7 +133,7 @@ class RunProgress(Bar):
 
 
 def remaining(first: tuple[int, float] | None, now: tuple[int, float], total: int) -> float | None:
-    """Seconds until the last rollout, by the mean pace since the first of this process; None before the second.
+    """Return the seconds to the last rollout, by the mean pace since this process's first; None before the second.
 
     `first`, `now`: how many rollouts were done, and when, in seconds of a monotonic clock.
     """
@@ -143,12 +143,12 @@ def remaining(first: tuple[int, float] | None, now: tuple[int, float], total: in
 
 
 def quarter(done: int, total: int) -> bool:
-    """Whether a long count has just passed a quarter; the last says more in another line."""
+    """Say whether a long count has just passed a quarter other than the last, of which another line says more."""
     return total >= 20 and done < total and done * 4 // total > (done - 1) * 4 // total
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """The metrics that people follow, in one line; a solve rate with its interval where it has one."""
+    """Write the metrics that people follow in one line, a solve rate with its interval where it has one."""
     found = {name: form.format(metrics[name]) for name, (_, form) in SHOWN.items() if metrics.get(name) is not None}
     if "solve_rate" in found and (interval := metrics.get("interval")):
         found["solve_rate"] += f" ({100 * interval[0]:.0f}–{100 * interval[1]:.0f})"

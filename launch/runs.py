@@ -38,7 +38,7 @@ _LEFT = frozenset({ATTEMPTS, STATUS, f".{RECIPE_FILE}.tmp"})
 
 
 def with_name(recipe: Recipe) -> Recipe:
-    """The recipe itself, or with a run name made of recipe, seed and local time where it has none."""
+    """Return the recipe itself, or with a run name made of recipe, seed and local time where it has none."""
     name = f"{recipe.name}-seed{recipe.run.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     return recipe if recipe.run.name else with_value(recipe, "run.name", name)
 
@@ -55,7 +55,7 @@ def require_new(folder: Path) -> None:
 
 
 def make_folder(folder: Path, option: str = "run.dir") -> None:
-    """Raises `UserError` where it can't be made; one that is there is no error. `option`: what has named it."""
+    """Make a folder where there is none. Raises `UserError` where it can't be made. `option`: what has named it."""
     require_usable(folder, option)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def make_folder(folder: Path, option: str = "run.dir") -> None:
 
 
 def create_run(recipe: Recipe) -> Path:
-    """A new folder that holds the resolved recipe. Raises `UserError` where it exists or can't be written."""
+    """Make a new folder that holds the resolved recipe. Raises `UserError` where it exists or can't be written."""
     folder = Path(recipe.run.dir) / recipe.run.name
     require_new(folder)
     make_folder(folder)
@@ -101,7 +101,7 @@ def require_usable(folder: Path, option: str = "run.dir") -> None:
 
 
 def find_run(name: str, directory: str = "runs") -> Path:
-    """The folder of an existing run, given its name or its path. Raises `UserError` with the nearest names."""
+    """Find the folder of an existing run, given its name or its path. Raises `UserError` with the nearest names."""
     for folder in (Path(directory) / name, Path(name)):
         if name and (folder / RECIPE_FILE).is_file():
             return folder
@@ -113,7 +113,7 @@ def find_run(name: str, directory: str = "runs") -> Path:
 
 
 def to_go_on(recipe: Recipe) -> str:
-    """The command that resumes its run."""
+    """Return the command that resumes the recipe's run."""
     where = "" if recipe.run.dir == "runs" else f" {shlex.quote(f'run.dir={recipe.run.dir}')}"
     return f"slime-swe train {shlex.quote(f'run.name={recipe.run.name}')}{where} --resume"
 
@@ -129,7 +129,7 @@ def require_same(recipe: Recipe, folder: Path) -> None:
 
 
 def changes(recipe: Recipe, folder: Path) -> list[str]:
-    """The keys that differ from the run's recipe, each of which may. Raises `UserError` where one may not."""
+    """List the keys that differ from the run's recipe, each of which may. Raises `UserError` where one may not."""
     before = dict(flatten(dataclasses.asdict(read_recipe(folder / RECIPE_FILE))))
     now = dict(flatten(dataclasses.asdict(recipe)))
     changed = [key for key in now if key not in _WHERE and now[key] != before[key]]
@@ -145,8 +145,8 @@ def changes(recipe: Recipe, folder: Path) -> list[str]:
 
 @contextmanager
 def attempt_with_status(folder: Path) -> Iterator[Attempt]:
-    """As `attempting`. An exception is recorded with the exit code that `slime-swe` has for it; what ends without one
-    records its own, by `record_end`."""
+    """Record an attempt as `attempting` does. An exception is recorded with the exit code that `slime-swe` has for it;
+    what ends without one records its own, by `record_end`."""
     with attempting(folder / ATTEMPTS) as attempt, interrupting() as signals:
         try:
             yield attempt
@@ -159,7 +159,7 @@ def attempt_with_status(folder: Path) -> Iterator[Attempt]:
 
 @contextmanager
 def stopping_when_asked(folder: Path, ends_at: float | None) -> Iterator[None]:
-    """The run in `folder` stops after the last step that ends before `ends_at`, if any, in seconds of Unix time; on
+    """Have the run in `folder` stop after the last step that ends before `ends_at`, if any, in seconds of Unix time; on
     SIGUSR1, after the step that runs. What an earlier attempt was asked for is forgotten."""
     if ends_at is None:
         withdraw_request(folder)
@@ -177,7 +177,7 @@ def stopping_when_asked(folder: Path, ends_at: float | None) -> Iterator[None]:
 
 
 def record_end(folder: Path, attempt: Attempt, exit_code: int) -> None:
-    """The attempt has come to its end by itself."""
+    """Record that the attempt has come to its end by itself."""
     StatusFile(folder, attempt.number).on_end(exit_code)
 
 

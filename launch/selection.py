@@ -29,15 +29,15 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def select(folder: Path, options: argparse.Namespace) -> tuple[Path, Selected]:
-    """The journal and those of its records that the options select. Of a rollout, or of an evaluation, that several
-    attempts have played, the last one's. Raises `UserError` where there is no such set."""
+    """Return the journal and those of its records that the options select. Of a rollout, or of an evaluation, that
+    several attempts have played, the last one's. Raises `UserError` where there is no such set."""
     path, summaries = recorded(folder, options.evaluation)
     return path, [(place, summary) for place, summary in summaries if _matches(summary, options)]
 
 
 def recorded(folder: Path, evaluation: str | None) -> tuple[Path, Selected]:
-    """The journal of a run's training, of an evaluation's folder, or with `evaluation` of that set, and its records.
-    Raises `UserError` where there is no such set."""
+    """Return the journal of a run's training, of an evaluation's folder, or with `evaluation` of that set, and its
+    records. Raises `UserError` where there is no such set."""
     path = _journal(folder, evaluation)
     summaries = of_last_attempt(
         read_summaries(path), lambda one: (one[1].dataset, one[1].rollout), lambda one: one[1].attempt
@@ -49,7 +49,7 @@ def recorded(folder: Path, evaluation: str | None) -> tuple[Path, Selected]:
 
 
 def _journal(folder: Path, evaluation: str | None) -> Path:
-    """The file to read. An evaluation of its own has no training episodes."""
+    """Return the file to read. An evaluation of its own has no training episodes."""
     if evaluation is None and ((folder / EPISODES).exists() or not (folder / EVALUATIONS).exists()):
         path = folder / EPISODES
     else:

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rules:
-    """per_task: episodes of one task, at most. max_turns: of an episode; 0 is no bound. max_tokens: of the longest of
-    its samples; 0 is no bound. similar: the share of what two episodes say from which on the second is a duplicate.
-    errors: see `trained_samples`.
-    """
+    """The rules by which episodes are chosen. per_task: episodes of one task, at most. max_turns: of an episode; 0 is
+    no bound. max_tokens: of the longest of its samples; 0 is no bound. similar: the share of what two episodes say from
+    which on the second is a duplicate. errors: see `trained_samples`."""
 
     per_task: int = 4
     max_turns: int = 0
@@ -33,7 +32,7 @@ class Rules:
 
 
 def sketch(turns: Iterable[Turn]) -> MinHash:
-    """Of the sequences of `WORDS` words and signs in what the policy wrote, its calls among it."""
+    """Sketch the sequences of `WORDS` words and signs in what the policy wrote, its calls among it."""
     from datasketch import MinHash
 
     words = _WORD.findall("\n".join(part for turn in turns if turn.role == "assistant" for part in _written(turn)))
@@ -56,15 +55,15 @@ class Candidate:
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        """The shorter way with fewer errors comes first."""
+        """A key by which the shorter way with fewer errors comes first."""
         return self.failed, self.turns, self.tokens, self.place
 
 
 def candidates(
     episodes: Iterable[ExportedEpisode], rules: Rules, contaminated: Collection[str], left_out: Counter[str]
 ) -> list[Candidate]:
-    """Of solved episodes, those that each rule takes by itself; `left_out` counts the others by reason. contaminated:
-    tasks that an evaluation shows."""
+    """Return those solved episodes that each rule takes by itself; `left_out` counts the others by reason.
+    contaminated: tasks that an evaluation shows."""
     found = []
     for place, episode in enumerate(episodes):
         turns = sum(turn.role == "assistant" for turn in episode.turns)
@@ -103,11 +102,11 @@ class TrainedSample:
 
     @property
     def tokens(self) -> int:
-        """That are trained."""
+        """The number of tokens that are trained."""
         return sum(self.mask)
 
     def line(self, name: str, vocabulary: str) -> dict[str, Any]:
-        """Of JSON's types. `name`: the episode's."""
+        """Return the sample as a mapping of JSON's types. `name`: the episode's."""
         tokens = {"tokens": self.record.tokens, "loss_mask": self.mask, "vocabulary": vocabulary} if self.mask else {}
         return {
             "episode": name,
@@ -121,8 +120,8 @@ class TrainedSample:
 
 
 def trained_samples(episode: ExportedEpisode, errors: re.Pattern[str] | None) -> list[TrainedSample]:
-    """The episode's samples that have something to train. errors: how a result that is one begins; None trains turns
-    that ended in an error too.
+    """Return the episode's samples that have something to train. errors: how a result that is one begins; None trains
+    turns that ended in an error too.
 
     A turn that several samples show is trained in the first of them alone, as its tokens are.
     """
@@ -143,8 +142,8 @@ ERROR = r"\s*(Error\b|<tool_use_error>)"  # how the tools of this package and of
 
 
 def failed_turns(turns: Sequence[Turn], pattern: re.Pattern[str]) -> list[Turn]:
-    """Assistant turns with a malformed call, or one of whose calls did nothing: its result is marked as failed, or
-    begins as the pattern says. A test or a program that fails is no error: to see that, the agent ran it."""
+    """List the assistant turns with a malformed call, or one of whose calls did nothing: its result is marked as
+    failed, or begins as the pattern says. A test or a program that fails is no error: to see that, the agent ran it."""
     failed: list[Turn] = []
     said: Turn | None = None
     for turn in turns:
@@ -163,7 +162,7 @@ def _is_malformed(turn: Turn) -> bool:
 
 
 def mask_without(record: Record, turns: Iterable[Turn]) -> list[int]:
-    """The record's loss mask, without the tokens of these turns."""
+    """Return the record's loss mask, without the tokens of these turns."""
     mask = list(record.loss_mask or ())
     before = len(record.tokens) - len(mask)
     for turn in turns:
@@ -184,7 +183,7 @@ def _is_trained(
 
 
 def _name(turn: Turn) -> tuple[Any, ...]:
-    """What two samples of an episode show is the same turn where this is."""
+    """Return what tells turns apart: two samples of an episode show the same turn where this is equal."""
     return turn.role, turn.began, turn.ended, turn.text, turn.reasoning
 
 
@@ -193,8 +192,8 @@ def _message(turn: Turn, trained: bool) -> dict[str, Any]:
 
 
 def choose(found: Iterable[Candidate], rules: Rules, left_out: Counter[str]) -> set[int]:
-    """The places of those that are taken, none like another and so many of a task at most. Of several the one with
-    fewest errors, turns and tokens comes first."""
+    """Return the places of those that are taken, none like another and so many of a task at most. Of several the one
+    with fewest errors, turns and tokens comes first."""
     seen, of_task, taken = Seen(rules.similar), Counter[str](), set[int]()
     for candidate in sorted(found, key=lambda one: one.order):
         if of_task[candidate.task] >= rules.per_task:
@@ -218,7 +217,7 @@ def _written(turn: Turn) -> list[str]:
 
 
 class Seen:
-    """What has been taken so far. `share`: of shingles in common, from which on two are similar."""
+    """The episodes that have been taken so far. `share`: of shingles in common, from which on two are similar."""
 
     def __init__(self, share: float) -> None:
         from datasketch import MinHashLSH
@@ -229,7 +228,7 @@ class Seen:
         self._sketches: dict[str, MinHash] = {}
 
     def add(self, found: MinHash) -> bool:
-        """Take it, unless a similar one is there: then False."""
+        """Take an episode by its sketch, unless a similar one is there: then return False."""
         near = self._index.query(found)
         if any(self._sketches[name].jaccard(found) >= self._share for name in near):
             return False

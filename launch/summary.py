@@ -27,7 +27,7 @@ BEHAVIOUR: dict[str, tuple[str, Callable[[float], str]]] = {  # figure in the su
 
 
 def show_summary(summary: dict[str, Any], folder: Path, *, as_json: bool) -> None:
-    """What a training run ends with: one JSON document, or the table; on standard error why it trained nothing."""
+    """Print what a run ends with: one JSON document, or the table; on standard error why it trained nothing."""
     if as_json:
         print_json(summary)
     else:
@@ -36,7 +36,7 @@ def show_summary(summary: dict[str, Any], folder: Path, *, as_json: bool) -> Non
 
 
 def say_untrained(why: str) -> None:
-    """On standard error, where a run has trained nothing; why: it is so, or empty."""
+    """Say on standard error that a run has trained nothing; why: it is so, or empty."""
     if why:
         print(f"Nothing was trained: {why}.", file=sys.stderr)
 
@@ -51,7 +51,7 @@ def print_summary(summary: Mapping[str, Any], folder: Path, console: Console | N
 
 
 def _evaluation_table(summary: Mapping[str, Any], names: Sequence[str]) -> Table:
-    """Each evaluation set before and after, with 95 % intervals."""
+    """Lay out each evaluation set before and after, with 95 % intervals."""
     table = Table(title="Solve rate, with 95 % intervals", title_justify="left", title_style="bold", box=SIMPLE)
     for heading in ("", "before", "after"):
         table.add_column(heading, no_wrap=True)
@@ -69,7 +69,7 @@ def _evaluation_table(summary: Mapping[str, Any], names: Sequence[str]) -> Table
 
 
 def evaluation_sets(summary: Mapping[str, Any]) -> list[str]:
-    """The prefixes of the evaluated sets' keys, in the summary's order."""
+    """List the prefixes of the evaluated sets' keys, in the summary's order."""
     found = (re.fullmatch(r"(.+?)(?<!_first_edit)(?<!_first_try)_solve_rate_(?:before|after)", key) for key in summary)
     names = [match[1] for match in found if match]
     return list(dict.fromkeys(names))

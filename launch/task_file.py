@@ -21,7 +21,7 @@ def prepare(path: Path, option: str) -> None:
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
-    """Whole, or not at all."""
+    """Write the tasks whole, or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     with files.writing(path):
         with temporary.open("wb") as file:

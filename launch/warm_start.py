@@ -33,7 +33,7 @@ FOLDER = "warm_start"  # in the run's; the name of the stage's run, and its phas
 
 
 def stage_of(recipe: Recipe, folder: Path, episodes: Sequence[RecordedEpisode] = ()) -> Recipe:
-    """The recipe of the stage of a run in `folder`. `episodes`: of its data, where they were read already.
+    """Return the recipe of the stage of a run in `folder`. `episodes`: of its data, where they were read already.
 
     Raises `UserError` for data that are none.
     """
@@ -65,7 +65,7 @@ def stage_of(recipe: Recipe, folder: Path, episodes: Sequence[RecordedEpisode] =
 
 
 def run_stage(engine: Engine, recipe: Recipe, folder: Path, start: Start) -> Recipe:
-    """Train the stage of the run in `folder`, or what is left of it; the recipe of the rollouts, with its weights.
+    """Train the stage of the run in `folder`, or the rest of it; return the recipe of the rollouts, with its weights.
 
     Raises `InfrastructureError` where the engine ends it with an exit code, and `StoppedToResume`. `start`: the run's.
     """
@@ -94,8 +94,8 @@ def run_stage(engine: Engine, recipe: Recipe, folder: Path, start: Start) -> Rec
 def unfit(
     engine: Engine, recipe: Recipe, episodes: Sequence[RecordedEpisode], known: Sequence[Violation] = ()
 ) -> list[Violation]:
-    """What keeps the engine from training the stage: rules that its recipe breaks, beside the rollouts' own that are
-    `known`, and samples that no micro-batch was planned for."""
+    """Return what keeps the engine from training the stage: rules that its recipe breaks, beside the rollouts' own that
+    are `known`, and samples that no micro-batch was planned for."""
     stage = stage_of(recipe, Path(recipe.run.dir), episodes)
     what = "the supervised stage, whose rollout.batch_size is warm_start.batch_size, can't be trained"
     found = [

@@ -31,26 +31,27 @@ from slime_swe.status import Status, read_status
 
 class Shown(Protocol):
     def on_attempt(self, state: RunState) -> None:
-        """Another attempt than before, or the first that is seen."""
+        """Show another attempt than before, or the first that is seen."""
         ...
 
     def on_state(self, state: RunState) -> None:
-        """Its phase or how far it is has changed."""
+        """Show that the phase of the run, or how far it is, has changed."""
         ...
 
     def on_record(self, record: Mapping[str, Any]) -> None:
-        """A line of `metrics.jsonl`."""
+        """Show a line of `metrics.jsonl`."""
         ...
 
     def on_left(self, state: RunState) -> None:
-        """The run goes on, and is watched no more."""
+        """Show that the run goes on, and is watched no more."""
         ...
 
     def on_end(self, state: RunState) -> None: ...
 
 
 class AsLines:
-    """By the code that shows the run's own progress. Its pace is that of the records, not that of their reading."""
+    """A run as lines, by the code that shows its own progress. Its pace is that of the records, not of their
+    reading."""
 
     def __init__(self, recipe: Recipe, folder: Path, progress: RunProgress | None = None) -> None:
         self.recipe, self.folder = recipe, folder
@@ -101,7 +102,7 @@ class AsLines:
 
 
 class AsJson:
-    """One JSON object a line: `kind` is `attempt`, `status`, `end`, or that of a line of `metrics.jsonl`."""
+    """One JSON object a line: its `kind` is `attempt`, `status`, `end`, or that of a line of `metrics.jsonl`."""
 
     def on_attempt(self, state: RunState) -> None:
         self._print("attempt", {**msgspec.to_builtins(state.process), "lasts": state.lasts})
@@ -125,7 +126,7 @@ class AsJson:
 # Whether a run still runs, and how it ended, from what it leaves in its folder.
 @dataclass(frozen=True)
 class RunState:
-    """process: of the last attempt; None where the run never began. status: what that attempt said last.
+    """A run's state. process: of the last attempt; None where the run never began. status: what that attempt said last.
 
     lasts: whether it runs; None where that can't be known on this machine.
     exit_code: of a run that has ended, by itself or not; None while it runs, or may run.
@@ -144,7 +145,7 @@ class RunState:
 
 
 def state_of(folder: Path) -> RunState:
-    """SLiME's driver is a process of its own, and the run lasts as long as it does."""
+    """Read a run's state. SLiME's driver is a process of its own, and the run lasts as long as it does."""
     alive = [lasts(folder / name) for name in (ATTEMPTS, DRIVERS)]
     running = True if True in alive else None if None in alive else False
     process, status = last_process(folder / ATTEMPTS), read_status(folder)
@@ -170,7 +171,7 @@ def _died(process: Process, status: Status | None) -> str:
 
 
 def in_doubt(process: Process, status: Status | None) -> str:
-    """Said where it can't be known whether the run goes on."""
+    """Say that it can't be known whether the run goes on."""
     heard = f"; it was last heard of {ago(status.since)}" if status and status.since else ""
     return (
         f"whether process {process.pid} still runs is known on {process.host} alone, as the file system of its "
@@ -179,16 +180,16 @@ def in_doubt(process: Process, status: Status | None) -> str:
 
 
 def ago(since: float) -> str:
-    """For people, of a moment in seconds of Unix time."""
+    """Write for people how long ago a moment was, in seconds of Unix time."""
     return f"{duration(max(0.0, time.time() - since))} ago"
 
 
-# `Follower`: the lines that are new in a file of JSON lines, which another process writes, cuts back or replaces.
 _PATIENCE = 3  # looks at which a whole line may be no JSON: over NFS its bytes may come after its length
 
 
 class Follower:
-    """Reads on from where it was, by opening the file anew at each look, as NFS wants it.
+    """A reader of the lines that are new in a file of JSON lines, which another process writes, cuts back or replaces.
+    It opens the file anew at each look, as NFS wants it.
 
     A line that is still being written waits. Where the line that was read last is no more where it was, the file was
     cut back or replaced: it is then read again from its start, and what was given before is left out.
@@ -201,8 +202,8 @@ class Follower:
         self._damaged = 0
 
     def new(self) -> list[dict[str, Any]]:
-        """Whole lines that were not given yet, in order; none where there is no file. Raises `UserError` where a line
-        is no JSON and stays so."""
+        """Read the whole lines that were not given yet, in order; none where there is no file. Raises `UserError` where
+        a line is no JSON and stays so."""
         try:
             with self.path.open("rb") as file:
                 content = self._unread(file.fileno())

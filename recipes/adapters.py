@@ -14,12 +14,12 @@ from slime_swe.recipes.layers import ONE_GPU, Layout, Part, Shape, Shard, summed
 
 
 def targets(recipe: Recipe) -> tuple[str, ...]:
-    """The layers that get one, by Megatron's names: those that the recipe names, else all that it may."""
+    """Return the layers that get an adapter, by Megatron's names: those that the recipe names, else all that it may."""
     return tuple(recipe.algorithm.lora_targets) or TARGETS
 
 
 def shard(recipe: Recipe, layout: Layout, stage: int) -> Shard:
-    """Parameters of adapters that one GPU of a pipeline stage holds; none without LoRA.
+    """Count the parameters of adapters that one GPU of a pipeline stage holds; none without LoRA.
 
     Source: Megatron-Bridge `peft/utils.py`, `ParallelLinearAdapter`: both matrices are shared out by tensor
     parallelism, those of routed experts as the experts are. In miles each expert has its own (docs/advanced/lora.md).
@@ -34,12 +34,13 @@ def shard(recipe: Recipe, layout: Layout, stage: int) -> Shard:
 
 
 def parameters(recipe: Recipe) -> int:
-    """Of all adapters."""
+    """Count the parameters of all adapters."""
     return round(shard(recipe, ONE_GPU, 0).parameters)
 
 
 def exported(recipe: Recipe) -> Shard:
-    """The same as a server takes them: each projection of a fused layer has a copy of the first matrix.
+    """Count adapters' parameters as a server takes them: a fused layer's projections each have a copy of the first
+    matrix.
 
     Source: PEFT's names, which Megatron-Bridge exports: `q_proj`, `k_proj`, `v_proj`; `gate_proj`, `up_proj`.
     """
@@ -56,7 +57,7 @@ def exported(recipe: Recipe) -> Shard:
 
 
 def untrainable(recipe: Recipe) -> Iterator[Violation]:
-    """What miles' LoRA can't train, or can't serve."""
+    """Yield what the recipe asks for that miles' LoRA can't train, or can't serve."""
     no, algorithm, parallel = against(recipe), recipe.algorithm, recipe.parallel
     if not algorithm.lora_rank:
         return

@@ -54,14 +54,14 @@ CHOICES = "choices"  # in a constraint's `extra`
 
 
 def one_of(*names: str) -> Meta:
-    """Text that is one of these."""
+    """Constrain a text to be one of these."""
     said = ", ".join(filter(None, names)) + (", or empty" if "" in names else "")
     pattern = rf"^({'|'.join(map(re.escape, names))})\Z"
     return Meta(pattern=pattern, description=f"one of {said}", extra={CHOICES: names})
 
 
 def constant(value: int, why: str) -> Meta:
-    """A number that must stay what it is."""
+    """Constrain a number to stay what it is."""
     return Meta(ge=value, le=value, description=f"{value}: {why}")
 
 
@@ -104,17 +104,17 @@ class Model:
 
     @cached_property
     def kind(self) -> Family:
-        """Its family. Raises `UserError` where there is none."""
+        """The model's family. Raises `UserError` where there is none."""
         return load_family(self.family, self.config.get("model_type"))
 
     @cached_property
     def shape(self) -> Shape:
-        """As the family reads it. Raises `UserError` where it can't be trained."""
+        """The model's shape, as its family reads it. Raises `UserError` where it can't be trained."""
         return read_config(self.kind, self.config)[0]
 
     @property
     def tool_calls(self) -> str:
-        """How the policy writes them: as the recipe says, else as its family does."""
+        """The format in which the policy writes tool calls: the recipe's, else its family's."""
         return self.tool_format or self.kind.tool_format
 
 
@@ -164,7 +164,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Parallel:
-    """How the trainer spreads one model. The embedded engine is one process and wants all five sizes at 1.
+    """The sizes by which the trainer spreads one model. The embedded engine is one process and wants all five at 1.
 
     tp: tensor parallel size.
     pp: pipeline parallel size.
@@ -217,7 +217,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class Rollout:
-    """How episodes are played. `batch_size` x `samples_per_task` episodes make one rollout.
+    """The sampling of episodes. `batch_size` x `samples_per_task` episodes make one rollout.
 
     batch_size: tasks of one rollout.
     samples_per_task: episodes of each task (GRPO's group).
@@ -298,7 +298,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Reward:
-    """What an episode's reward is.
+    """The reward of an episode.
 
     mode: `plus_minus` (+1 solved, -1 not), `binary` (1, 0) or `fraction` (share of the tests that pass, but 0
         unless a FAIL_TO_PASS test does).
@@ -332,7 +332,7 @@ class Reward:
 
 @dataclass(frozen=True)
 class Data:
-    """Which tasks.
+    """The tasks of a run.
 
     train: task sets to train on, e.g. `synthetic:train` or `path/to/tasks.jsonl`.
     weights: share of the groups that each set of `train` gets, in proportion; empty trains on all tasks alike.
@@ -462,7 +462,7 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How AdamW changes weights.
+    """The optimizer, AdamW.
 
     lr: learning rate, after the warm-up.
     schedule: `constant`, or `linear` down to zero at the run's last step.
@@ -542,7 +542,7 @@ class WarmStart:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the episodes of the untrained policy are expected to be like, until a first run measures it.
+    """The episodes that are expected of the untrained policy, until a first run measures them.
 
     The planner counts with it. A run takes two bounds of its sampling from it: how many episodes it begins with
     (`context`), and the cap that `rollout.max_over_sampling=0` stands for (`solved`).
@@ -562,7 +562,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Slime:
-    """What is said to SLiME, Megatron and SGLang beside the fields of the recipe.
+    """Flags of SLiME, Megatron and SGLang beside the fields of the recipe.
 
     flags: flag without its dashes -> value: true for a switch, else a number, a text or a list. No flag that a field of
         the recipe sets is taken. The planner counts nothing of what they change.
@@ -603,8 +603,8 @@ class Recipe:
 
     @property
     def informative(self) -> Informative:
-        """Share of its groups that passes the filter, by its forecast; 1 where none is dropped: single episodes can't
-        differ."""
+        """The share of the recipe's groups that passes the filter, by its forecast; 1 where none is dropped: single
+        episodes can't differ."""
         size = self.rollout.samples_per_task
         filtered = self.algorithm.group_filter and size > 1
         return informative_of(self.forecast.solved, size) if filtered else Informative(1.0, 1.0, 1.0)
@@ -616,7 +616,7 @@ class Recipe:
 
     @property
     def supervised(self) -> bool:
-        """Whether it trains recorded episodes by their tokens' cross entropy, as the stage of `warm_start` does."""
+        """True where recorded episodes are trained by their tokens' cross entropy, as in the stage of `warm_start`."""
         return self.data.source == RECORDED_SOURCE
 
     @property
@@ -626,14 +626,14 @@ class Recipe:
 
     @property
     def most_checkpoints(self) -> int:
-        """That lie in the run's folder at once. SLiME ends one of `async-save` when it begins the next. miles marks no
-        adapter's as whole, so that all of them stay."""
+        """The most checkpoints that lie in the run's folder at once. SLiME ends one of `async-save` when it begins the
+        next. miles marks no adapter's as whole, so that all of them stay."""
         keep = 0 if self.algorithm.lora_rank else self.run.keep_checkpoints
         return self._most(keep, bool(self.slime.flags.get("async-save")))
 
     @property
     def most_exports(self) -> int:
-        """The same of the policy in Hugging Face format."""
+        """The most exports of the policy, in Hugging Face format, that lie there at once."""
         return self._most(self.run.keep_exports)
 
     @property
@@ -643,7 +643,7 @@ class Recipe:
         return 0.0 if self.algorithm.lora_rank else self.run.save_every_minutes
 
     def _most(self, keep: int, unfinished: int = 0) -> int:
-        """The newest is written before the oldest goes."""
+        """Count what may lie there at once: the newest is written before the oldest goes."""
         run = self.run
         total = run.num_rollouts if self.save_every_minutes else -(-run.num_rollouts // max(1, run.save_interval))
         return min(total, keep + 1 + unfinished + bool(run.keep_best)) if keep else total

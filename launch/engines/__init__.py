@@ -33,7 +33,7 @@ ENGINES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Start:
-    """How a run is started.
+    """The options with which a run is started.
 
     resume: go on with the run that the folder holds.
     as_json: print one JSON document on standard output, and no other line there.
@@ -73,7 +73,7 @@ class Engine:
     rehearsed: ClassVar[bool] = False
 
     def violations(self, recipe: Recipe) -> Iterable[Violation]:
-        """What this engine does not take of a recipe whose fields are valid one by one."""
+        """Return the rules of this engine that the recipe breaks; its fields are taken to be valid one by one."""
         return ()
 
     def check(self, recipe: Recipe, start: Start) -> None:
@@ -84,17 +84,17 @@ class Engine:
         raise NotImplementedError
 
     def trained(self, recipe: Recipe, folder: Path) -> str:
-        """The model, in Hugging Face format, of the run's last step; empty where `folder` does not have it yet. Raises
-        `UserError` where the engine has no supervised stage."""
+        """Return the model, in Hugging Face format, of the run's last step; empty where `folder` does not have it yet.
+        Raises `UserError` where the engine has no supervised stage."""
         raise UserError(f"engine={recipe.engine} has no supervised stage: leave warm_start.data empty")
 
     def job(self, recipe: Recipe, folder: Path, *, resume: bool) -> Job:
-        """The command that `run` would start; touches nothing. Raises `UserError` where it starts none."""
+        """Return the command that `run` would start; touches nothing. Raises `UserError` where it starts none."""
         raise UserError(f"engine={recipe.engine} trains in this process: --dry-run has no command to show")
 
 
 def engine_of(recipe: Recipe) -> Engine:
-    """The engine that the recipe names. Raises `UserError` with what there is where it names none."""
+    """Return the engine that the recipe names. Raises `UserError` with what there is where it names none."""
     found = load_registered(recipe.engine, ENGINES, "engine")
     if not (isinstance(found, type) and issubclass(found, Engine)):
         raise UserError(f"engine={recipe.engine}: it must be a subclass of slime_swe.launch.engines.Engine")
@@ -102,7 +102,7 @@ def engine_of(recipe: Recipe) -> Engine:
 
 
 def violations(recipe: Recipe) -> list[Violation]:
-    """Every rule that the recipe breaks, its engine's among them; where single fields are wrong, only these."""
+    """List every rule that the recipe breaks, its engine's among them; where single fields are wrong, only these."""
     return checks.violations(recipe, engine_of(recipe).violations)
 
 
@@ -138,7 +138,7 @@ IN_ONE_PROCESS: tuple[Fixed, ...] = (
 
 
 def without_caches(recipe: Recipe) -> Iterator[Violation]:
-    """What an engine without GPUs leaves out too: the planner counts no KV cache of its server."""
+    """Refuse `serving.concurrency=0` for an engine without GPUs: the planner counts no KV cache of its server."""
     if not recipe.serving.concurrency:
         why = "is what the KV cache of GPUs holds, and this engine has none"
         yield against(recipe)("serving.concurrency", why, "give the episodes at once, such as 128")

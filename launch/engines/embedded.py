@@ -46,7 +46,7 @@ RULES: tuple[Fixed, ...] = (
 
 
 class Embedded(Engine):
-    """Trainer and server of `embedded/`, on this machine's CPU."""
+    """The trainer and the server of `embedded/`, on this machine's CPU."""
 
     records_dropped = True
     doctor = (

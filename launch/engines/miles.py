@@ -39,8 +39,9 @@ class Miles(Slime):
 
 
 def left_out(recipe: Recipe) -> Iterator[Violation]:
-    """What SLiME has and miles 31f1ca96 has not (`utils/arguments.py`, `backends/training_utils/loss_hub`), and what
-    SGLang has not with adapters (`srt/server_args.py`, `check_lora_server_args`)."""
+    """Yield what the recipe asks for that SLiME has and miles 31f1ca96 has not (`utils/arguments.py`,
+    `backends/training_utils/loss_hub`), or that SGLang has not with adapters (`srt/server_args.py`,
+    `check_lora_server_args`)."""
     no, algorithm, kind = against(recipe), recipe.algorithm, recipe.model.config["model_type"]
     if not recipe.model.kind.in_miles:
         yield Violation("model.config.model_type", f"miles trains no {kind} models", "use engine=slime")

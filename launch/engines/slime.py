@@ -62,7 +62,7 @@ class Slime(Engine):
         )
 
     def check(self, recipe: Recipe, start: Start) -> None:
-        """Raises before Ray or a GPU is touched."""
+        """Raise what would keep the recipe from running, before Ray or a GPU is touched."""
         if not start.ignore_plan and not (plan := fit(recipe)).fits:
             problems = "\n".join(f"  {problem}" for problem in plan.problems)
             raise UserError(
@@ -89,7 +89,7 @@ class Slime(Engine):
         return code
 
     def trained(self, recipe: Recipe, folder: Path) -> str:
-        """In Megatron's format too, beside it, where the trainer looks for it."""
+        """Return the model, and link it beside itself in Megatron's format too, where the trainer looks for that."""
         found = exported(recipe, folder)
         if found is None:
             return ""
@@ -103,7 +103,7 @@ class Slime(Engine):
 
 
 def exported(recipe: Recipe, folder: Path) -> Path | None:
-    """The model of the run's last step in Hugging Face format; None where the folder does not have it yet."""
+    """Return the model of the run's last step in Hugging Face format; None where the folder does not have it yet."""
     last = recipe.run.num_rollouts - 1
     path = folder.resolve() / EXPORTS / str(last)
     there = last_saved(folder / CHECKPOINTS, unreadable=-1) >= last and (path / INDEX).is_file()

@@ -77,13 +77,13 @@ class SlimeCpu(Engine):
         return "" if found is None else str(found)
 
     def job(self, recipe: Recipe, folder: Path, *, resume: bool) -> Job:
-        """The command that `run` starts once the embedded server says where it is."""
+        """Return the command that `run` starts once the embedded server says where it is."""
         address = None if recipe.serving.server == SGLANG else NO_SERVER
         return render(recipe, folder, address, checkouts=SLIME.checkouts(), resume=resume)
 
 
 def layout(recipe: Recipe) -> Iterator[Violation]:
-    """As many ranks as hold the model once share this machine."""
+    """Refuse sizes with which the ranks that hold one copy of the model can't share this machine."""
     count = ranks(recipe)
     if count > MOST_RANKS:
         sizes = {f"parallel.{way}": getattr(recipe.parallel, way) for way in ("tp", "pp", "cp", "ep", "etp")}
@@ -99,7 +99,8 @@ def layout(recipe: Recipe) -> Iterator[Violation]:
 
 
 def _flags_of_servers(recipe: Recipe, by_sglang: bool) -> Iterator[Violation]:
-    """SLiME starts its router here, which is PyPI's, and a SGLang server where there is to be one."""
+    """Refuse flags of SGLang where the embedded server runs in its place, and values that only the router of SLiME's
+    image knows: the one that starts here is PyPI's."""
     for name, value in recipe.slime.flags.items():
         key = f"{HEADING}.{name}"
         if name.startswith("sglang-") and not by_sglang:

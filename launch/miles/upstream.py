@@ -27,7 +27,7 @@ MOVED = {  # functions of SLiME -> the same in miles
 
 
 def adapted(found: dict[str, Attributes], recipe: Recipe, folder: Path, *, resume: bool) -> dict[str, Attributes]:
-    """SLiME's sections -> those of miles.
+    """Turn SLiME's sections into those of miles.
 
     Engines drop what they sample before they take new weights, as SLiME has them do: a turn is then taken up again
     under the new ones, and each token's version is known. A run that goes on from a checkpoint is not evaluated first,
@@ -55,7 +55,7 @@ def _own(value: object) -> object:
 
 
 def adapter_section(recipe: Recipe) -> Attributes:
-    """LoRA by Megatron-Bridge, which reads the weights in Hugging Face format.
+    """Return the attributes of LoRA by Megatron-Bridge, which reads the weights in Hugging Face format.
 
     SGLang's default kernels leave out the adapters of experts (miles' docs/advanced/lora.md, "MoE adapters").
     """

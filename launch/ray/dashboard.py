@@ -45,7 +45,7 @@ def reaching(dashboard: str, token: str = "") -> Iterator[None]:
 
 
 def ray_version(dashboard: str) -> str | None:
-    """The version that the cluster runs, or None where nothing answers as Ray does.
+    """Ask for the version that the cluster runs; None where nothing answers as Ray does.
 
     Raises `UserError` where the cluster asks for a token.
     """
@@ -61,7 +61,7 @@ def ray_version(dashboard: str) -> str | None:
 
 
 def gpus_by_node(dashboard: str) -> list[int]:
-    """One entry for each living node: how many GPUs it has.
+    """Count the GPUs of each living node.
 
     Raises `InfrastructureError` where the cluster doesn't say.
     """
@@ -69,13 +69,13 @@ def gpus_by_node(dashboard: str) -> list[int]:
 
 
 def hosts(dashboard: str) -> list[str]:
-    """The addresses of the living nodes, and their names. Raises the same."""
+    """List the living nodes' addresses and names. Raises `InfrastructureError` where the cluster doesn't say."""
     found = (node.get(key) or "" for node in _nodes(dashboard) for key in ("node_ip", "node_name"))
     return [*dict.fromkeys(host for host in found if host)]
 
 
 def _nodes(dashboard: str) -> list[dict[str, Any]]:
-    """The living nodes. Raises `InfrastructureError` where the cluster doesn't say.
+    """List the living nodes. Raises `InfrastructureError` where the cluster doesn't say.
 
     A cluster that has just started answers with its version before it can list its nodes, so this waits for the list.
     """
@@ -96,7 +96,7 @@ def _get(url: str, seconds: float) -> Any:
 
 
 def wait_until(ready: Callable[[], bool], seconds: float) -> bool:
-    """Whether it became true within so many seconds."""
+    """Wait until `ready` returns true, for so many seconds at most; return whether it did."""
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:
@@ -106,7 +106,7 @@ def wait_until(ready: Callable[[], bool], seconds: float) -> bool:
 
 
 def headers() -> dict[str, str]:
-    """Of every request to a cluster; none where the user has no token."""
+    """Return the headers of every request to a cluster; none where the user has no token."""
     saved = Path(os.environ.get(PATH) or Path.home() / ".ray" / "auth_token")
     token = os.environ.get(TOKEN) or (saved.read_text(encoding="utf-8").strip() if os.access(saved, os.R_OK) else "")
     return {"Authorization": f"Bearer {token}"} if token else {}

@@ -18,7 +18,7 @@ from slime_swe.launch.slime.paths import DRIVERS
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """The program takes this process's place, and the lock with it."""
+    """Replace this process by the program, which takes over its lock."""
     try:
         with attempting(Path.cwd() / DRIVERS) as attempt:
             os.set_inheritable(attempt.descriptor, True)

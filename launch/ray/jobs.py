@@ -53,7 +53,7 @@ class RayJob:
             raise InfrastructureError(f"{self._cluster} takes no jobs: {error}") from error
 
     def run(self, argv: Sequence[str], environment: Mapping[str, str], directory: Path) -> int:
-        """Submit, follow to the end, and record it; the exit code for the shell.
+        """Submit the job, follow it to the end, and record it; return the exit code for the shell.
 
         Ctrl-C stops the job and is raised again when that is done.
         """
@@ -126,7 +126,7 @@ class RayJob:
             print(f"it is not known whether the Ray job {self.id} has stopped: {error}", file=sys.stderr)
 
     def _record(self) -> int:
-        """Write how the job ended, `UNKNOWN` where the cluster has gone, into the folder; the exit code."""
+        """Write how the job ended, `UNKNOWN` where the cluster has gone, into the folder; return the exit code."""
         try:
             info = self._client.get_job_info(self.id)
             status, message, code = str(info.status), info.message or "", info.driver_exit_code
@@ -139,14 +139,14 @@ class RayJob:
 
 
 def exit_code(status: str, code: int | None) -> int:
-    """For the shell. `code`: the job's own, None where it has none, such as when it was stopped."""
+    """Return the shell's exit code. `code`: the job's own, None where it has none, such as when it was stopped."""
     if status == STOPPED:
         return INTERRUPTED
     return code if code is not None else int(status != SUCCEEDED)
 
 
 def entrypoint(argv: Sequence[str], directory: Path) -> str:
-    """One shell command, whose process is the program itself, started in `directory` and open to SIGINT."""
+    """Write one shell command, whose process is the program itself, started in `directory` and open to SIGINT."""
     return f"cd {shlex.quote(str(directory))} && exec env --default-signal=INT {shlex.join(argv)}"
 
 
@@ -156,7 +156,7 @@ NODE_LOGS = "ray_logs"
 
 
 def run_job(job: Job, recipe: Recipe, folder: Path) -> int:
-    """The job's exit code. Its log is shown on standard error; log and outcome are left in `folder`.
+    """Run a job and return its exit code. Its log is shown on standard error; log and outcome are left in `folder`.
 
     Raises `UserError` where the recipe's cluster can't be had, `InfrastructureError` where Ray breaks, and
     `KeyboardInterrupt` on Ctrl-C and SIGTERM, when the job and everything else that this started have ended.
@@ -188,7 +188,7 @@ def _submit(job: Job, recipe: Recipe, dashboard: str, folder: Path) -> int:
 
 
 def _on_own_node(job: Job, recipe: Recipe, folder: Path) -> int:
-    """The same on a cluster of this machine alone, which ends with the job."""
+    """Run the job on a cluster of this machine alone, which ends with the job; return the job's exit code."""
     node, head = Node.head("127.0.0.1", "127.0.0.1")
     code = 1
     with node:
@@ -203,7 +203,7 @@ def _on_own_node(job: Job, recipe: Recipe, folder: Path) -> int:
 
 
 def existing(address: str) -> tuple[str, str]:
-    """The address without a closing slash, and the version there. Raises `UserError` where no Ray answers."""
+    """Return the address without a closing slash, and the version there. Raises `UserError` where no Ray answers."""
     dashboard = address.rstrip("/")
     version = ray_version(dashboard)
     if version is None:
@@ -240,7 +240,7 @@ def require_gpus(cluster: Cluster, dashboard: str) -> None:
 
 
 def _keep_logs(node: Node, folder: Path) -> None:
-    """What Ray's own processes wrote, which goes with the node otherwise."""
+    """Copy what Ray's own processes wrote, which goes with the node otherwise, into `folder`."""
     for logs in node.folder.glob("session_*/logs"):
         if not logs.parent.is_symlink():
             shutil.copytree(logs, folder / NODE_LOGS, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))

@@ -40,7 +40,7 @@ _LIMITS = {  # Ray's own give up after half a minute where a busy machine still 
 
 @dataclass(frozen=True)
 class Head:
-    """Where a cluster is reached, and with what token.
+    """The addresses of a cluster's first node, and the token that it asks for.
 
     gcs: `host:port` that members join at; dashboard: `http://host:port`.
     """
@@ -51,7 +51,7 @@ class Head:
 
 
 def free_ports(count: int, host: str = "") -> list[int]:
-    """Ports that nobody listens on now, all different."""
+    """Find ports that nobody listens on now, all different."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -60,7 +60,7 @@ def free_ports(count: int, host: str = "") -> list[int]:
 
 
 class Node:
-    """`ray start --block` for as long as the context is open; it also ends with this process."""
+    """A `ray start --block` that lasts as long as the context is open; it also ends with this process."""
 
     def __init__(self, address: str, arguments: Sequence[str], token: str) -> None:
         """address: of this machine, as the other nodes see it."""
@@ -69,7 +69,7 @@ class Node:
 
     @classmethod
     def head(cls, host: str, dashboard_host: str, resources: Sequence[str] = ()) -> tuple[Self, Head]:
-        """The first node of a cluster, on free ports of `host`, with the job server on `dashboard_host`.
+        """Make the first node of a cluster, on free ports of `host`, with the job server on `dashboard_host`.
 
         `resources` are words for `ray start`, such as `--num-gpus=8`; Ray looks for itself where there are none.
         """
@@ -85,7 +85,7 @@ class Node:
 
     @classmethod
     def member(cls, head: Head, resources: Sequence[str] = ()) -> Self:
-        """A node more of the cluster, at that address of this machine which reaches the head."""
+        """Make a further node of the cluster, at that address of this machine which reaches the head."""
         return cls(address_towards(head.gcs), [f"--address={head.gcs}", *resources], head.token)
 
     def __enter__(self) -> Self:
@@ -133,17 +133,17 @@ _SIOCGIFADDR = 0x8915
 
 
 def proxies(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variable, as it is spelt -> proxy, of those that are set."""
+    """Map each variable that is set, as it is spelt, to its proxy."""
     return {name: environment[name] for each in PROXIES for name in (each, each.upper()) if environment.get(name)}
 
 
 def speaks_socks(proxy: str) -> bool:
-    """Whether SLiME's HTTP client can't use it: `httpx` refuses to start where a package for SOCKS is missing."""
+    """Say whether SLiME's HTTP client can't use a proxy: `httpx` refuses to start without a package for SOCKS."""
     return urlsplit(proxy).scheme.startswith("socks")
 
 
 def past_proxies(hosts: Iterable[str], environment: Mapping[str, str] = os.environ) -> tuple[dict[str, str], list[str]]:
-    """Variables of a job whose processes ask each other on `hosts` by HTTP, and what to say of the user's proxies.
+    """Return variables for a job whose processes ask each other on `hosts` by HTTP, and what to say of proxies.
 
     What the user has exempted stays exempt, and what lies elsewhere is still reached by a proxy, unless it is one that
     SLiME can't use: its variable is emptied, in both spellings.
@@ -161,7 +161,7 @@ def past_proxies(hosts: Iterable[str], environment: Mapping[str, str] = os.envir
 
 
 def listed(names: Iterable[str], found: Mapping[str, str]) -> str:
-    """The variables with their proxies, which may hold a password."""
+    """List the variables with the hosts of their proxies, whose addresses may hold a password."""
     return ", ".join(f"{name}={host_of(found[name])}" for name in names)
 
 
@@ -171,12 +171,12 @@ def host_of(proxy: str) -> str:
 
 
 def by_interface(name: str) -> dict[str, str]:
-    """Variables by which gloo, tensorpipe and NCCL take this interface."""
+    """Return the variables by which gloo, tensorpipe and NCCL take this interface."""
     return dict.fromkeys((*GLOO, "NCCL_SOCKET_IFNAME"), name)
 
 
 def at_address(address: str) -> dict[str, str]:
-    """Variables by which gloo takes the interface that has this address; none for the loopback's.
+    """Return the variables by which gloo takes the interface that has this address; none for the loopback's.
 
     By itself gloo takes the one of the machine's name, which many machines resolve to the loopback. NCCL looks for a
     fast one by itself.
@@ -186,7 +186,7 @@ def at_address(address: str) -> dict[str, str]:
 
 
 def interface_of(address: str) -> str:
-    """The network interface of this machine that has the IPv4 address; empty where none has it."""
+    """Name the network interface of this machine that has the IPv4 address; empty where none has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has no IPv4 address
@@ -197,7 +197,7 @@ def interface_of(address: str) -> str:
 
 
 def wait_for_nodes(head: Head, count: int, seconds: float, require_alive: Callable[[], None]) -> list[int]:
-    """The GPUs of each node, when so many have joined; `require_alive` raises where that can't be any more.
+    """Return the GPUs of each node, when so many have joined; `require_alive` raises where that can't be any more.
 
     Raises `InfrastructureError` where it takes longer.
     """
@@ -213,7 +213,7 @@ def wait_for_nodes(head: Head, count: int, seconds: float, require_alive: Callab
 
 
 def address_towards(peer: str) -> str:
-    """The address of this machine that `host:port` sees. Nothing is sent."""
+    """Return the address of this machine that `host:port` sees. Nothing is sent."""
     host, _, port = peer.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, int(port)))

@@ -23,13 +23,14 @@ _OF_RAY = frozenset({"gcs_server", "raylet"})
 
 
 def owned(mark: str) -> list[int]:
-    """Ids of the living processes whose environment holds `mark`, this one left out."""
+    """List the ids of the living processes whose environment holds `mark`, this one left out."""
     wanted = f"{MARK}={mark}".encode()
     return [pid for pid in _processes() if pid != os.getpid() and wanted in _read(pid, "environ") and lives(pid)]
 
 
 def stop_owned(mark: str, grace: float) -> list[int]:
-    """Terminate them, kill after `grace` seconds what is left, and return what outlived even that."""
+    """Terminate the processes that hold `mark`, kill after `grace` seconds what is left, and return what outlived
+    it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + grace
         for pid in owned(mark):
@@ -41,7 +42,7 @@ def stop_owned(mark: str, grace: float) -> list[int]:
 
 
 def running_ray() -> tuple[int, str] | None:
-    """Process id and GCS address of a Ray that this machine is part of; the address is empty where it isn't known."""
+    """Return process id and GCS address of a Ray that this machine is part of; the address is empty where unknown."""
     found = None
     for pid in _processes():
         argv = [word.decode(errors="replace") for word in _read(pid, "cmdline")]
@@ -56,7 +57,7 @@ def _processes() -> Iterator[int]:
 
 
 def _read(pid: int, name: str) -> list[bytes]:
-    """The zero-terminated words of a file of one process; none where it has ended or is another user's."""
+    """Read the zero-terminated words of a file of one process; none where it has ended or is another user's."""
     try:
         return (PROC / str(pid) / name).read_bytes().split(b"\0")[:-1]
     except OSError:
@@ -64,7 +65,7 @@ def _read(pid: int, name: str) -> list[bytes]:
 
 
 def lives(pid: int) -> bool:
-    """Whether the process is more than an exit code that nobody has asked for yet."""
+    """Say whether the process is more than an exit code that nobody has asked for yet."""
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -90,7 +91,7 @@ class _AsCtrlC:
 
 @contextmanager
 def interrupting() -> Iterator[list[int]]:
-    """SIGTERM and SIGHUP do what Ctrl-C does; yields those received so far.
+    """Have SIGTERM and SIGHUP do what Ctrl-C does; yield those received so far.
 
     SIGHUP stays ignored where `nohup` has it so. Ctrl-C itself is heeded also where a shell's background job has it
     ignored. Within another `interrupting`, that one goes on.
@@ -109,14 +110,14 @@ def interrupting() -> Iterator[list[int]]:
 
 @contextmanager
 def deferring() -> Iterator[None]:
-    """None of the three ends what is inside: for clean-up whose time is bounded."""
+    """Ignore SIGINT, SIGTERM and SIGHUP inside: for clean-up whose time is bounded."""
     with handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
         yield
 
 
 @contextmanager
 def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Signal number -> what handles it inside."""
+    """Handle signals inside as `handlers` say, by the signal's number."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may have handlers, and only it is interrupted
         return

@@ -39,7 +39,7 @@ SEEN_SECONDS = 70.0  # until a file of another node is seen, on a file system th
 
 
 def resources(environment: Mapping[str, str]) -> list[str]:
-    """What SLURM gives to this node, as words for `ray start`; Ray looks for GPUs where SLURM hands out none."""
+    """Return what SLURM gives to this node, as words for `ray start`; Ray looks for GPUs where SLURM hands out none."""
     gpus = environment.get("SLURM_GPUS_ON_NODE")
     return [f"--num-cpus={environment['SLURM_CPUS_ON_NODE']}", *([f"--num-gpus={gpus}"] if gpus else [])]
 
@@ -70,7 +70,7 @@ def serve_node(folder: Path, environment: Mapping[str, str]) -> None:
 
 
 def submit(folder: Path, nodes: int, srun: int, argv: Sequence[str]) -> int:
-    """Run `slime-swe ARGV` as a job on the cluster; its exit code."""
+    """Run `slime-swe ARGV` as a job on the cluster; return its exit code."""
     on_cluster = engine_of(recipe_of(argv)).on_cluster  # a wrong recipe is refused now, not when the nodes are there
     head = _find_head(folder, srun)
     gpus = wait_for_nodes(head, nodes, JOIN_SECONDS, lambda: _require_running(srun))
@@ -83,14 +83,14 @@ def submit(folder: Path, nodes: int, srun: int, argv: Sequence[str]) -> int:
 
 
 def recipe_of(argv: Sequence[str]) -> Recipe:
-    """The recipe that `slime-swe train ...` asks for. Raises `UserError` where there is none such."""
+    """Return the recipe that `slime-swe train ...` asks for. Raises `UserError` where there is none such."""
     overrides = [text for text in argv if "=" in text and not text.startswith("-")]
     saved = Path(value_of("run.dir", overrides, "runs"), value_of("run.name", overrides, ""), RECIPE_FILE)
     return resolve(str(saved) if "--resume" in argv else DEFAULT_RECIPE, overrides)
 
 
 def _find_head(folder: Path, srun: int | None = None) -> Head:
-    """The head's address, as soon as it is there."""
+    """Wait for the head's address, and return it as soon as it is there."""
 
     def announced() -> bool:
         if srun is not None:

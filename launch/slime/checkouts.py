@@ -17,7 +17,7 @@ from slime_swe.errors import UserError
 
 @dataclass(frozen=True)
 class Checkout:
-    """variable: names the folder. image: where the train loop's image has it. mark: what it holds.
+    """A checkout. variable: names its folder. image: where the train loop's image has it. mark: what it holds.
 
     commit: the one whose flags we know, and that all figures are from.
     """
@@ -28,7 +28,7 @@ class Checkout:
     mark: str
 
     def find(self, environment: Mapping[str, str]) -> Path:
-        """Where the variable says, else where the image has it."""
+        """Return the folder that the variable names, else where the image has it."""
         return Path(environment.get(self.variable) or self.image).absolute()
 
 
@@ -63,7 +63,7 @@ MILES_COMMANDS = f"""make them so:
 
 @dataclass(frozen=True)
 class Checkouts:
-    """Of the train loop and of Megatron-LM, at the same path on every node."""
+    """The checkouts of the train loop and of Megatron-LM, at the same path on every node."""
 
     loop: Path
     megatron: Path

@@ -64,8 +64,8 @@ USUAL = "qwen3_coder_30b_a3b"  # a recipe with something in every section: a mix
 
 
 def violations(recipe: Recipe, upstream: Upstream, taken: Collection[str] = ()) -> Iterator[Violation]:
-    """Names that there are not, values that are not taken, and what is set already: by a field, by every run or by
-    another of these flags. taken: further attributes that an engine sets."""
+    """Refuse names that there are not, values that are not taken, and what is set already: by a field, by every run or
+    by another of these flags. taken: further attributes that an engine sets."""
     seen: dict[str, str] = {}
     for name, value in recipe.slime.flags.items():
         key, flag = f"{HEADING}.{name}", upstream.flag(name)
@@ -93,8 +93,8 @@ def violations(recipe: Recipe, upstream: Upstream, taken: Collection[str] = ()) 
 
 @cache
 def owners(upstream: Upstream) -> dict[str, list[str]]:
-    """Attribute of `args` -> the recipe's fields that change it, that which changes the least else first; none
-    where every run sets it alike.
+    """Map each attribute of `args` to the recipe's fields that change it, that which changes the least else first; to
+    none where every run sets it alike.
 
     Found by giving each field another value, so that there is no table to be kept in step with `render.sections`.
     """
@@ -123,7 +123,7 @@ def _attributes(recipe: Recipe, upstream: Upstream) -> Attributes:
 
 
 def _others(value: Any, hint: Any) -> list[Any]:
-    """Other values of a field: all of its choices, or one; of a mapping none, and one for each of its keys."""
+    """List other values of a field: all of its choices, or one; of a mapping none, and one for each of its keys."""
     if get_origin(hint) is Annotated and (extra := get_args(hint)[1].extra):
         return [choice for choice in extra[CHOICES] if choice != value]
     if isinstance(value, bool):
@@ -138,7 +138,7 @@ def _others(value: Any, hint: Any) -> list[Any]:
 
 
 def _choices_of_a_list(hint: Any) -> Iterable[str]:
-    """What the type of a list's elements allows, if that is a choice."""
+    """Return what the type of a list's elements allows, if that is a choice."""
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     metas = [meta for element in get_args(kind) for meta in get_args(element)[1:]]
     return [choice for meta in metas for choice in (meta.extra or {}).get(CHOICES, ())]

@@ -21,7 +21,7 @@ set -euo pipefail
 
 @dataclass(frozen=True)
 class Job:
-    """What a launcher starts, as it is: every path is absolute, every value is text.
+    """A command as a launcher starts it: every path is absolute, every value is text.
 
     program: the interpreter, the module of ours that runs the entry script, if any, and the script.
     flags: heading for people -> that group of flags with their values.
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def words(self) -> list[str]:
-        """What the entry script is given: all flags with their values."""
+        """The arguments of the entry script: all flags with their values."""
         return [argument for group in self.flags.values() for argument in group]
 
     def write_files(self) -> None:
@@ -56,7 +56,7 @@ class Job:
 
 
 def readable(job: Job) -> str:
-    """Flags in their groups, one a line, then environment and files."""
+    """Write the flags in their groups, one a line, then environment and files."""
     groups: dict[str, list[str]] = {heading: lines(argv) for heading, argv in job.flags.items()}
     groups["environment"] = [f"{name}={value}" for name, value in job.environment.items()]
     groups["files"] = []
@@ -67,7 +67,7 @@ def readable(job: Job) -> str:
 
 
 def document(job: Job) -> dict[str, Any]:
-    """The same as plain JSON types."""
+    """Return the job in plain JSON types."""
     return {
         "argv": job.argv,
         "flags": {heading: list(argv) for heading, argv in job.flags.items()},
@@ -79,12 +79,12 @@ def document(job: Job) -> dict[str, Any]:
 
 
 def lines(argv: Sequence[str]) -> list[str]:
-    """Each flag with its values, quoted for a shell."""
+    """Quote each flag with its values for a shell."""
     return [" ".join([name, *map(quote, values)]) for name, values in split(argv)]
 
 
 def script(job: Job) -> str:
-    """A bash script that does what the launcher does, without Ray Jobs.
+    """Write a bash script that does what the launcher does, without Ray Jobs.
 
     It starts a Ray of its own on the machine that it runs on. Where RAY_ADDRESS names a running cluster it uses that
     one, whose nodes must have been started with the same environment.

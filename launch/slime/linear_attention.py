@@ -38,7 +38,7 @@ def sum_gradients(args: Any) -> None:
 
 
 def summed_backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-    """gradients: of each rank's tokens, by this rank's outputs -> of this rank's tokens, by all ranks' outputs."""
+    """Sum gradients: of each rank's tokens, by this rank's outputs -> of this rank's tokens, by all ranks' outputs."""
     own = torch.empty_like(gradients[ctx.rank], memory_format=torch.contiguous_format)
     dist.reduce_scatter(own, [gradient.contiguous() for gradient in gradients], group=ctx.group)
     return own, None

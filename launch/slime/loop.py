@@ -37,7 +37,7 @@ EVERY = "swe_save_every_minutes"
 
 
 def run(script: str, arguments: list[str], clock: Callable[[], float] = time.time) -> None:
-    """Be the driver. Exits with code 75 where the run has stopped to be resumed. clock: seconds of Unix time."""
+    """Run the driver. Exits with code 75 where the run has stopped to be resumed. clock: seconds of Unix time."""
     settings = yaml.safe_load(Path(SETTINGS).read_text(encoding="utf-8"))
     package = package_of(Path(script))
     sys.path.insert(0, str(Path(script).parent))  # as Python does for a script
@@ -87,12 +87,12 @@ def _evaluate_first(placement: Any, trainers: Any) -> None:
 
 
 def package_of(script: Path) -> str:
-    """`slime` or `miles`: the one that lies beside the script."""
+    """Return `slime` or `miles`: the one that lies beside the script."""
     return next(name for name in PACKAGES if (script.parent / name).is_dir())
 
 
 class Answers:
-    """What the loop gets for an answer after each of its steps."""
+    """The answers that the loop gets to its questions after each of its steps."""
 
     def __init__(self, saves: Saves) -> None:
         self._saves = saves
@@ -100,7 +100,8 @@ class Answers:
         self._due = Due(save=False, stop=False)
 
     def to_questions(self, theirs: Callable[..., bool]) -> Callable[..., bool]:
-        """Of a rollout the first is whether to save, the second whether to evaluate, before which a run may stop."""
+        """Wrap the loop's function that answers its questions. Of a rollout the first is whether to save, the second
+        whether to evaluate, before which a run may stop."""
 
         signature = inspect.signature(theirs)
 
@@ -119,8 +120,9 @@ class Answers:
         return answer
 
     def to_saves(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
-        """A save after which the run stops is waited for (`async-save`): no other would finish it. Where the loop saves
-        without a question (`release-train`, miles' `save-trigger-sentinel`), the next one is whether to evaluate."""
+        """Wrap the loop's method that saves. A save after which the run stops is waited for (`async-save`): no other
+        would finish it. Where the loop saves without a question (`release-train`, miles' `save-trigger-sentinel`), the
+        next one is whether to evaluate."""
         signature = inspect.signature(theirs)
 
         def forced(*given: Any, **named: Any) -> tuple[int, dict[str, Any]]:

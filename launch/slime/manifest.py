@@ -58,7 +58,7 @@ class Flag(msgspec.Struct, frozen=True):
     required: bool = False
 
     def stands_for(self, name: str) -> Any:
-        """The value of the attribute where the flag stands alone; None where it takes one."""
+        """Return the value of the attribute where the flag stands alone; None where it takes one."""
         return not name.startswith("--no-") if self.action == "BooleanOptionalAction" else self.const
 
     @property
@@ -74,9 +74,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 class Manifest(msgspec.Struct, frozen=True, dict=True):
-    """made_from: commits of the train loop and of Megatron, versions of SGLang and its router. flags: by name, as
-    `--lr`. title: of the train loop, for people.
-    """
+    """The flags of a train loop. made_from: commits of the train loop and of Megatron, versions of SGLang and its
+    router. flags: by name, as `--lr`. title: of the train loop, for people."""
 
     made_from: Mapping[str, str]
     flags: Mapping[str, Flag]
@@ -95,7 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, dict=True):
             self._accepted.add(words)
 
     def to_argv(self, attributes: Mapping[str, Any]) -> tuple[str, ...]:
-        """A command line that sets every attribute as given. None leaves out a flag that has no default.
+        """Write a command line that sets every attribute as given. None leaves out a flag that has no default.
 
         Raises `UserError` where there is no flag for an attribute, or none that gives it this value.
         """
@@ -104,7 +103,7 @@ class Manifest(msgspec.Struct, frozen=True, dict=True):
         return tuple(argv)
 
     def of_dest(self, dest: str) -> dict[str, Flag]:
-        """The flags that set an attribute. Raises `UserError` with the nearest names where there is none."""
+        """Return the flags that set an attribute. Raises `UserError` with the nearest names where there is none."""
         found = self._by_dest.get(dest)
         if found is None:
             nearest = difflib.get_close_matches("--" + dest.replace("_", "-"), self.flags, n=3, cutoff=0.6)
@@ -129,8 +128,8 @@ class Manifest(msgspec.Struct, frozen=True, dict=True):
         return [takers[0], *values(value)]
 
     def words_of(self, name: str, value: Any) -> list[str]:
-        """A flag of `slime.flags` with its value. A switch that is false is left out, or is the other of `--x` and
-        `--no-x` where there are two. Raises `UserError` where the flag takes no such value."""
+        """Write a flag of `slime.flags` with its value. A switch that is false is left out, or is the other of `--x`
+        and `--no-x` where there are two. Raises `UserError` where the flag takes no such value."""
         word, flag = f"--{name}", self.flags[f"--{name}"]
         if flag.switch:
             if not isinstance(value, bool):
@@ -168,14 +167,14 @@ class Manifest(msgspec.Struct, frozen=True, dict=True):
 
 
 def split(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each flag with the argv up to the next."""
+    """Yield each flag with the argv up to the next."""
     starts = [index for index, argument in enumerate(argv) if argument.startswith("--")]
     for start, end in pairwise([*starts, len(argv)]):
         yield argv[start], list(argv[start + 1 : end])
 
 
 def load_manifest(package: str, title: str, of_the_image: Mapping[str, tuple[str, ...]]) -> Manifest:
-    """The one that comes with this package for a train loop, with further choices of some flags."""
+    """Load the manifest that comes with this package for a train loop, with further choices of some flags."""
     read = msgspec.json.decode((files(f"slime_swe.launch.{package}") / "flags.json").read_bytes(), type=Manifest)
     more = {name: with_choices(read.flags[name], choices) for name, choices in of_the_image.items()}
     return msgspec.structs.replace(read, flags={**read.flags, **more}, title=title)
@@ -186,14 +185,14 @@ def with_choices(flag: Flag, choices: tuple[str, ...]) -> Flag:
 
 
 def values(value: Any) -> list[str]:
-    """The words that follow a flag."""
+    """Return the words that follow a flag."""
     if isinstance(value, list | tuple):
         return [text for inner in value for text in values(inner)]
     return [json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
 def make(package: str, loop: Path, megatron: Path) -> str:
-    """The file's text."""
+    """Return the text of a manifest's file."""
     git = ["git", "rev-parse", "HEAD"]
     commits = {
         name: subprocess.run(git, cwd=checkout, check=True, capture_output=True, text=True).stdout.strip()
@@ -223,7 +222,7 @@ Parsers = Iterator[tuple[str, argparse.ArgumentParser]]  # whose flags, and the 
 
 
 def of_slime() -> Parsers:
-    """`slime.utils.arguments.parse_args` reads the command line with these three."""
+    """Yield the three parsers with which `slime.utils.arguments.parse_args` reads the command line."""
     arguments = importlib.import_module("slime.utils.arguments")
     yield "slime", used_by(arguments._pre_parse_mode)
     yield "sglang", used_by(importlib.import_module("slime.backends.sglang_utils.arguments").sglang_parse_args)
@@ -231,7 +230,7 @@ def of_slime() -> Parsers:
 
 
 def of_miles() -> Parsers:
-    """Megatron's parser, to which `miles.utils.arguments.parse_args` adds its own flags and SGLang's."""
+    """Yield the parsers of SGLang's, miles' and Megatron's flags, which miles' `parse_args` has in one."""
     servers = argparse.ArgumentParser(allow_abbrev=False)
     importlib.import_module("miles.backends.sglang_utils.arguments").add_sglang_arguments(servers)
     yield "sglang", servers
@@ -242,7 +241,7 @@ PARSERS: dict[str, Callable[[], Parsers]] = {"slime": of_slime, "miles": of_mile
 
 
 def with_megatron(package: str, add: Callable[[argparse.ArgumentParser], object]) -> Parsers:
-    """Megatron's own parser, and apart from it what `add` adds."""
+    """Yield Megatron's own parser, and apart from it what `add` adds."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     importlib.import_module("megatron.training.arguments").add_megatron_arguments(parser)
     theirs = set(parser._option_string_actions)
@@ -253,7 +252,7 @@ def with_megatron(package: str, add: Callable[[argparse.ArgumentParser], object]
 
 
 def used_by(parse: Callable[[], Any]) -> argparse.ArgumentParser:
-    """The parser that a function builds and then reads the command line with: the last one that it uses."""
+    """Return the parser that a function builds and then reads the command line with: the last one that it uses."""
     seen: list[argparse.ArgumentParser] = []
 
     def parse_known_args(parser: argparse.ArgumentParser, *given: Any) -> tuple[argparse.Namespace, list[str]]:
@@ -267,14 +266,14 @@ def used_by(parse: Callable[[], Any]) -> argparse.ArgumentParser:
 
 
 def only(parser: argparse.ArgumentParser, wanted: Callable[[str], bool]) -> argparse.ArgumentParser:
-    """The part of a parser whose flags are wanted."""
+    """Return the part of a parser whose flags are wanted."""
     part = argparse.ArgumentParser(add_help=False)
     part._actions = [action for action in parser._actions if any(map(wanted, action.option_strings))]
     return part
 
 
 def describe(action: argparse.Action) -> dict[str, Any]:
-    """One flag, as far as a command line is concerned; what is None or the usual is left out.
+    """Describe one flag as far as a command line is concerned; what is None or the usual is left out.
 
     action: `store`, `store_true`, `append` ...; a class of SLiME's or SGLang's own goes by its class name. type: `int`,
     `float`, `str`, `json`; the name of any other function.
@@ -295,12 +294,12 @@ def describe(action: argparse.Action) -> dict[str, Any]:
 
 
 def in_order(choices: Iterable[Any]) -> list[Any]:
-    """As they are given; those of a set, which have no order that stays, in that of their text."""
+    """List choices as they are given; those of a set, which have no order that stays, in that of their text."""
     return [plain(choice) for choice in (sorted(choices, key=str) if isinstance(choices, set) else choices)]
 
 
 def plain(value: Any) -> Any:
-    """The value where JSON can hold it; an enumeration's member is the text that names it."""
+    """Return the value where JSON can hold it; of an enumeration's member the text that names it."""
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     if isinstance(value, str | int | float | bool | dict) or value is None:

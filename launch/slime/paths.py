@@ -46,7 +46,7 @@ def cut_back(run: Path, *, own_state: bool = True) -> None:
 
 
 def _newest(checkpoints: Path, own_state: bool) -> int:
-    """The rollout of the checkpoint that a run goes on from, -1 where there is none.
+    """Return the rollout of the checkpoint that a run goes on from, -1 where there is none.
 
     Between Megatron's checkpoint and the data source's state a run may have been killed, or while Megatron wrote which
     its newest is. Then Megatron is told to take the newest one that is whole and has a state.
@@ -78,7 +78,7 @@ class _Line:
 
 
 def _lines_up_to(path: Path, last: int) -> list[_Line]:
-    """The whole lines of rollouts up to `last`, each rollout of its last attempt."""
+    """Read the whole lines of rollouts up to `last`, each rollout of its last attempt."""
     lines, end = list[_Line](), 0
     with path.open("rb") as file:
         for line in file:

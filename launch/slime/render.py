@@ -93,7 +93,7 @@ def render(
     resume: bool = False,
     checkouts: Checkouts | None = None,
 ) -> Job:
-    """The job of a run in `folder`. Touches no file. Raises `UserError`."""
+    """Make the job of a run in `folder`. Touches no file. Raises `UserError`."""
     run, found = folder.resolve(), checkouts or upstream.checkouts()
     return Job(
         program=(
@@ -111,13 +111,13 @@ def render(
 
 
 def script_of(recipe: Recipe) -> str:
-    """The entry script: one trains and samples in turns, the other at once. Without a rollout the first one evaluates
-    and ends, where the other samples a batch that it never trains."""
+    """Return the entry script: one trains and samples in turns, the other at once. Without a rollout the first one
+    evaluates and ends, where the other samples a batch that it never trains."""
     return "train_async.py" if at_once(recipe) and recipe.run.num_rollouts else "train.py"
 
 
 def sections(recipe: Recipe, folder: Path, *, resume: bool, upstream: Upstream = SLIME) -> dict[str, Attributes]:
-    """Heading -> every attribute of `args` that a GPU run sets, in the order of a command line.
+    """Return, by heading, every attribute of `args` that a GPU run sets, in the order of a command line.
 
     A fresh run starts from `ref_load`; so does one that is resumed before its first checkpoint. A resumed run has its
     schedule from the command line, not the checkpoint: Megatron else refuses a longer one. Micro-batches hold whole
@@ -195,7 +195,7 @@ def sections(recipe: Recipe, folder: Path, *, resume: bool, upstream: Upstream =
 
 
 def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
-    """Heading -> what every engine takes, but for where weights are read from and how often is evaluated.
+    """Return, by heading, what every engine takes, but for where weights are read from and how often is evaluated.
 
     SLiME's group advantages leave the KL penalty on rewards out: a function of ours takes it off.
     """
@@ -278,7 +278,8 @@ def shared(recipe: Recipe, run_dir: Path) -> dict[str, Attributes]:
 
 
 def _serving(recipe: Recipe, folder: Path) -> Attributes:
-    """External engines, which the trainer's NCCL need not reach, load new weights from a shared folder."""
+    """Return the attributes of servers. External engines, which the trainer's NCCL need not reach, load new weights
+    from a shared folder."""
     serve = recipe.serving
     if serve.external_engines:
         return {
@@ -299,12 +300,13 @@ def _serving(recipe: Recipe, folder: Path) -> Attributes:
 
 
 def model_section(shape: Shape, tp: int = 1) -> Attributes:
-    """Attributes that Megatron builds the model from, on `tp` tensor-parallel GPUs."""
+    """Return the attributes that Megatron builds the model from, on `tp` tensor-parallel GPUs."""
     return {**shape.megatron, "make_vocab_size_divisible_by": vocabulary_unit(shape.vocab, tp)}
 
 
 def vocabulary_unit(vocab: int, tp: int) -> int:
-    """Megatron pads the vocabulary to a multiple of this times `tp`: the largest that adds no rows, if there is one.
+    """Return a number that Megatron pads the vocabulary to a multiple of, times `tp`: the largest that adds no rows, or
+    1.
 
     A row that pads has a logit, which takes part in every softmax, and the server has no such row.
     """
@@ -315,7 +317,7 @@ def vocabulary_unit(vocab: int, tp: int) -> int:
 
 
 def _before_building(recipe: Recipe) -> Attributes:
-    """What a kind of layer wants of SLiME under context parallelism."""
+    """Return the attribute that a kind of layer wants of SLiME under context parallelism; none without."""
     parts = [part for layer in recipe.model.shape.layers for part in layer.parts]
     wanted = {part.context_parallel_init for part in parts} - {""} if recipe.parallel.cp > 1 else set()
     assert len(wanted) <= 1, wanted  # SLiME calls one
@@ -323,15 +325,16 @@ def _before_building(recipe: Recipe) -> Attributes:
 
 
 def _supervised(found: Mapping[str, Attributes]) -> dict[str, Attributes]:
-    """Of a stage that samples nothing: it starts no servers, whose flags SLiME then does not know, and the trainer
-    keeps its GPUs. What the trainer computes of the old policy is in no record, as there is none."""
+    """Return the attributes of a stage that samples nothing: it starts no servers, whose flags SLiME then does not
+    know, and the trainer keeps its GPUs. What the trainer computes of the old policy is in no record, as there is
+    none."""
     cluster = {name: value for name, value in found["cluster"].items() if name not in ("colocate", "rollout_num_gpus")}
     plug_ins = {name: value for name, value in found["plug-ins"].items() if name != "rollout_data_postprocess_path"}
     return {**found, "cluster": cluster, "plug-ins": plug_ins, "serving": {"debug_train_only": True}}
 
 
 def settings_files(recipe: Recipe, run: Path) -> dict[Path, str]:
-    """The files that the flags name: our settings, and the evaluation sets as SLiME's parser wants them.
+    """Return the files that the flags name: our settings, and the evaluation sets as SLiME's parser wants them.
 
     SLiME takes no `--eval-interval` without datasets. Our rollout function plays the sets of `args.swe_eval_tasks`, so
     that nothing reads the paths that stand there.
@@ -349,7 +352,7 @@ def as_yaml(content: Any) -> str:
 
 
 def ours(recipe: Recipe, run_dir: Path) -> Attributes:
-    """What SLiME has no name for. Task sets are named by absolute paths: SLiME's processes are started elsewhere.
+    """Return what SLiME has no name for. Task sets are named by absolute paths: SLiME's processes start elsewhere.
 
     The attempt is the run's last, or its first where it has none yet.
     """
@@ -405,7 +408,7 @@ def ours(recipe: Recipe, run_dir: Path) -> Attributes:
 
 
 def _program(path: str) -> str:
-    """A program's path made absolute, but for its last link: an environment's interpreter is one, and must stay it."""
+    """Make a program's path absolute, but for its last link: an environment's interpreter is one, and must stay it."""
     if "/" not in path:
         return path  # found on PATH, or none
     given = Path(path).expanduser()
@@ -413,7 +416,8 @@ def _program(path: str) -> str:
 
 
 def unserved(recipe: Recipe) -> Attributes:
-    """Of a supervised stage: what the rollout function reads of `args` that SLiME sets only where it starts servers."""
+    """Return what the rollout function reads of `args` that SLiME sets only where it starts servers, for a supervised
+    stage."""
     if not recipe.supervised:
         return {}
     serving = recipe.serving
@@ -426,7 +430,7 @@ def unserved(recipe: Recipe) -> Attributes:
 def render_flags(
     recipe: Recipe, attributes: Mapping[str, Attributes], upstream: Upstream
 ) -> dict[str, tuple[str, ...]]:
-    """Heading -> arguments, the recipe's own flags last; a group that comes to no flag is left out."""
+    """Return, by heading, the arguments, the recipe's own flags last; a group that comes to no flag is left out."""
     kept = without_replaced(recipe, attributes, upstream)
     groups = {heading: upstream.manifest.to_argv(group) for heading, group in kept.items()}
     groups[HEADING] = tuple(
@@ -438,13 +442,13 @@ def render_flags(
 
 
 def attributes_of(recipe: Recipe, upstream: Upstream) -> Attributes:
-    """Attribute of `args` -> the value that the recipe's own flags give it."""
+    """Map attributes of `args` to the values that the recipe's own flags give them."""
     found = ((upstream.flag(name), value) for name, value in recipe.slime.flags.items())
     return {flag.dest: value for flag, value in found if flag is not None}
 
 
 def without_replaced(recipe: Recipe, groups: Mapping[str, Attributes], upstream: Upstream) -> dict[str, Attributes]:
-    """The groups of attributes, less what the flags set."""
+    """Return the groups of attributes, less what the flags set."""
     replaced = attributes_of(recipe, upstream)
     return {
         heading: {dest: value for dest, value in group.items() if dest not in replaced}
@@ -453,7 +457,7 @@ def without_replaced(recipe: Recipe, groups: Mapping[str, Attributes], upstream:
 
 
 def environment(recipe: Recipe, run: Path, checkouts: Checkouts) -> dict[str, str]:
-    """Variable -> value.
+    """Return the variables of the job's environment.
 
     CUDA_DEVICE_MAX_CONNECTIONS: Megatron asserts 1 with tensor or context parallelism before Blackwell, so that
         communication starts before the computation it overlaps.
@@ -484,14 +488,14 @@ def environment(recipe: Recipe, run: Path, checkouts: Checkouts) -> dict[str, st
 
 
 def _own_folder() -> list[str]:
-    """The checkout that this code is in; nothing where it is installed, since that folder must not come first."""
+    """Return this code's checkout; nothing where it is installed, since that folder must not come first."""
     folder = str(Path(slime_swe.__file__).parents[1].resolve())
     installed = [str(Path(path).resolve()) for path in (*site.getsitepackages(), site.getusersitepackages())]
     return [] if folder in installed else [folder]
 
 
 def to_args(recipe: Recipe, run_dir: Path, *, resume: bool = False) -> Namespace:
-    """Every attribute that the plug-ins and the embedded engine read. Paths are absolute."""
+    """Return every attribute that the plug-ins and the embedded engine read. Paths are absolute."""
     return Namespace(
         hf_checkpoint=str(checkpoint_folder(recipe.model.checkpoint, recipe.model.folder)),
         load=str(run_dir.resolve() / CHECKPOINTS) if resume else None,

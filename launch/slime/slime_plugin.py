@@ -23,7 +23,7 @@ LOG_RATIO = 20.0  # the largest that is exponentiated, as in SLiME's example: 5e
 def constant_reduction(
     total_lengths: Sequence[int], response_lengths: Sequence[int], loss_masks: Sequence[Tensor], per_token: bool
 ) -> Callable[[Tensor], Tensor]:
-    """Dr.GRPO's reduction (arXiv:2503.20783): token losses summed over one constant, `--rollout-max-context-len`.
+    """Make Dr.GRPO's reduction (arXiv:2503.20783): token losses summed over one constant, `--rollout-max-context-len`.
 
     For `--custom-pg-loss-reducer-function-path`. SLiME divides by the episodes of a step afterwards, and reduces
     entropy and KL terms without this. Context parallelism is left to SLiME's own reducer, which is given the constant
@@ -42,12 +42,12 @@ def constant_reduction(
 
 
 def _context_parallel() -> Any:
-    """The train loop's module of what a context-parallel group does together."""
+    """Return the train loop's module of what a context-parallel group does together."""
     return module_of("backends.megatron_utils.cp_utils", of_miles="backends.training_utils.cp_utils")
 
 
 def advantages_less_kl(args: Any, rollout_data: dict[str, Any]) -> None:
-    """GRPO's, GSPO's and CISPO's advantage of each token, less `--kl-coef` times its KL estimate.
+    """Set GRPO's, GSPO's and CISPO's advantage of each token, less `--kl-coef` times its KL estimate.
 
     For `--custom-advantage-function-path`: SLiME has the estimates in `rollout_data["kl"]`, one tensor of R tokens for
     each sample, and leaves them out of these advantages. The penalty is that of REINFORCE++-baseline
@@ -72,8 +72,8 @@ def masked_importance_sampling(
     response_lengths: Sequence[int],
     **_: Any,
 ) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
-    """Each token's loss times its ratio, trainer's probability over server's, and the loss masks without the tokens
-    whose ratio is out of [`--tis-clip-low`, `--tis-clip`] and the sequences with a trained one below
+    """Return each token's loss times its ratio, trainer's probability over server's, and the loss masks without the
+    tokens whose ratio is out of [`--tis-clip-low`, `--tis-clip`] and the sequences with a trained one below
     `swe_mismatch_veto`. Denominators stay those of the tokens before.
 
     For `--custom-tis-function-path`. The token-level mask and the veto of SLiME's
@@ -173,8 +173,8 @@ def _record_first_pass(args: Any, data: dict[str, Any], found: Iterable[TrainedS
 
 
 def _trained_samples(args: Any, rollout_id: int, data: dict[str, Any]) -> Iterator[TrainedSample]:
-    """Of this process's samples those with tokens to train. Of a context-parallel group all must run through these:
-    each holds a part of the values, and whole masks."""
+    """Yield those of this process's samples that have tokens to train. All processes of a context-parallel group must
+    run through these: each holds a part of the values, and whole masks."""
     steps = _steps(data)
     for place, mask_R in enumerate(data["loss_masks"]):
         if not mask_R.any():
@@ -193,14 +193,14 @@ def _trained_samples(args: Any, rollout_id: int, data: dict[str, Any]) -> Iterat
 
 
 def _of_trained(data: dict[str, Any], place: int, values: Tensor) -> list[float]:
-    """A sample's values of its trained tokens, of which this process may hold a part."""
+    """Return a sample's values of its trained tokens, of which this process may hold a part."""
     lengths = int(data["total_lengths"][place]), int(data["response_lengths"][place])
     whole_R = _context_parallel().all_gather_with_cp(values.detach(), *lengths).cpu()
     return _digits(whole_R[data["loss_masks"][place].bool().cpu()])
 
 
 def _steps(data: dict[str, Any]) -> dict[int, int]:
-    """Place of a sample among this process's -> its optimizer step."""
+    """Map the place of a sample among this process's to its optimizer step."""
     batches = iter(data["micro_batch_indices"])
     return {
         place: step
@@ -211,5 +211,5 @@ def _steps(data: dict[str, Any]) -> dict[int, int]:
 
 
 def _digits(values: Tensor) -> list[float]:
-    """With as many digits as tell float32's values apart."""
+    """Round values to as many digits as tell float32's values apart."""
     return [float(f"{value:.9g}") for value in values.tolist()]

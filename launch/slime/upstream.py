@@ -20,7 +20,7 @@ class Adapted(Protocol):
     def __call__(
         self, found: dict[str, Attributes], recipe: Recipe, folder: Path, *, resume: bool
     ) -> dict[str, Attributes]:
-        """SLiME's sections of a run in `folder` -> those of this train loop."""
+        """Turn SLiME's sections of a run in `folder` into those of this train loop."""
         ...
 
 
@@ -54,15 +54,15 @@ class Upstream:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Its flags, at the commits that `loop` and `megatron` name."""
+        """The train loop's flags, at the commits that `loop` and `megatron` name."""
         return load_manifest(self.package, self.title, self.of_the_image)
 
     def own_name(self, name: str) -> str:
-        """The flag, by its own name, that `slime.flags` names so."""
+        """Return the train loop's own name of the flag that `slime.flags` names so."""
         return self.renamed.get(name, name)
 
     def flag(self, name: str) -> Flag | None:
-        """The flag that `slime.flags` names so; None where there is none."""
+        """Return the flag that `slime.flags` names so; None where there is none."""
         return self.manifest.flags.get(f"--{self.own_name(name)}")
 
     def checkouts(self, environment: Mapping[str, str] = os.environ) -> Checkouts:

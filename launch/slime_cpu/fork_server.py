@@ -35,7 +35,7 @@ Asked = dict[str, Any]
 
 @contextmanager
 def fork_server(first: Sequence[str], with_ray: Sequence[str] = ()) -> Iterator[str]:
-    """A server that imports modules, `first` at once. Yields Ray's `py_executable`; the server ends with this process.
+    """Start a server that imports modules, `first` at once; it ends with this process. Yields Ray's `py_executable`.
 
     Ray reads its variables when it is imported. So the server imports `with_ray` once a worker is asked for, in the
     environment that Ray has given to this.
@@ -90,7 +90,7 @@ def serve(listening: socket.socket, modules: Sequence[str]) -> Asked | None:
 
 
 def _end(selector: selectors.BaseSelector, process: int, pidfd: int, client: socket.socket) -> None:
-    """A worker has ended, or the client that stands for it, which Ray may kill."""
+    """Kill and forget a worker that has ended, or whose client has, which Ray may kill."""
     os.kill(process, signal.SIGKILL)  # nobody has waited for it, so the number is still its own
     os.waitpid(process, 0)
     for file in (pidfd, client):
@@ -100,9 +100,8 @@ def _end(selector: selectors.BaseSelector, process: int, pidfd: int, client: soc
 
 
 def _received(client: socket.socket) -> Asked:
-    """Raises `OSError` where the client ends before it has asked, as one does that Ray kills while it starts, or takes
-    longer than `_PATIENCE`.
-    """
+    """Receive what a client asks for. Raises `OSError` where it ends before it has asked, as one does that Ray kills
+    while it starts, or takes longer than `_PATIENCE`."""
     client.settimeout(_PATIENCE)
     size, files, *_ = socket.recv_fds(client, 4, _FILES)
     asked, rest = bytearray(), int.from_bytes(size, "big")

@@ -11,7 +11,8 @@ import sys
 
 
 def address(folder: str) -> str:
-    """Of the server there, which is for this process's network namespace alone: workers are in the server's own."""
+    """Return the address of the server in `folder`, for this process's network namespace alone: workers are in the
+    server's own."""
     return f"{folder}/{os.stat('/proc/self/ns/net').st_ino}"
 
 

@@ -33,12 +33,12 @@ def main(script: str, arguments: list[str]) -> None:
 
 
 def processes(arguments: list[str]) -> int:
-    """Those that the arguments ask for: of the trainer, and of servers."""
+    """Count the processes that the arguments ask for: of the trainer, and of servers."""
     return sum(_number(arguments, name) for name in ("--actor-num-gpus-per-node", "--rollout-num-gpus"))
 
 
 def _number(arguments: list[str], flag: str) -> int:
-    """1 where there is no such flag: the server that runs already, which SLiME counts in as well."""
+    """Return a flag's number; 1 without the flag: the server that runs already, which SLiME counts in as well."""
     return int(arguments[arguments.index(flag) + 1]) if flag in arguments else 1
 
 
@@ -49,7 +49,7 @@ def train(script: str, gpus: int, arguments: list[str]) -> None:
 
 @contextmanager
 def ray_node(gpus: int) -> Iterator[None]:
-    """A Ray of this node alone, with the shims in place in this process and in its workers."""
+    """Start a Ray of this node alone, with the shims in place in this process and in its workers."""
     with fork_server(WITHOUT_RAY, OF_WORKERS) as executable:
         install()
         ray.init(

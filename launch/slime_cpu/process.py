@@ -22,9 +22,9 @@ TAIL = 3000  # characters of the log in an error message
 
 
 async def follow(job: Job, log: Path, poll: Callable[[], None]) -> int:
-    """Run it, its output into `log`, calling `poll` meanwhile. Raises `InfrastructureError` where it fails.
+    """Run a job, its output into `log`, calling `poll` meanwhile. Raises `InfrastructureError` where it fails.
 
-    Its exit code: 0, or 75 where it has stopped to be resumed.
+    Returns its exit code: 0, or 75 where it has stopped to be resumed.
     """
     code = await ended(job, log, poll)
     if code not in (0, TRY_AGAIN):
@@ -37,10 +37,10 @@ async def follow(job: Job, log: Path, poll: Callable[[], None]) -> int:
 async def ended(
     job: Job, log: Path, poll: Callable[[], None] = lambda: None, on_exit: Callable[[], None] = lambda: None
 ) -> int:
-    """The exit code of it; negative for the signal that ended it. What it has started ends with it, also daemons and
-    what a killed process has forked: Megatron's writers of checkpoints wait for ever for the rank that they write for.
-    `on_exit` is called as soon as it has ended by itself, before the others are stopped.
-    """
+    """Run the job until it ends, and return its exit code; negative for the signal that ended it. What it has started
+    ends with it, also daemons and what a killed process has forked: Megatron's writers of checkpoints wait for ever for
+    the rank that they write for. `on_exit` is called as soon as it has ended by itself, before the others are
+    stopped."""
     mark = job.environment.get(MARK) or uuid.uuid4().hex
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(

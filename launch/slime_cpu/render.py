@@ -36,8 +36,8 @@ IN_FLOAT32 = {"bf16": False}  # SLiME has a flag for half precision alone, and t
 
 
 def render(recipe: Recipe, folder: Path, address: str | None, *, checkouts: Checkouts, resume: bool = False) -> Job:
-    """The job of a run in `folder` whose rollouts the server at `address` (`host:port`) samples, or real SGLang, which
-    SLiME starts, where that is None. Touches no file."""
+    """Make the job of a run in `folder` whose rollouts the server at `address` (`host:port`) samples, or real SGLang,
+    which SLiME starts, where that is None. Touches no file."""
     trackers = list(dict.fromkeys([*recipe.run.trackers, "tensorboard"]))  # SLiME's figures are read back from there
     recipe = with_value(recipe, "run.trackers", trackers)
     run = folder.resolve()
@@ -53,7 +53,7 @@ def render(recipe: Recipe, folder: Path, address: str | None, *, checkouts: Chec
 
 
 def cpu_environment(recipe: Recipe, run: Path, address: str | None, checkouts: Checkouts) -> dict[str, str]:
-    """PYTHONPATH begins with the stand-ins for packages of GPU kernels, which no other process sees."""
+    """Return the job's variables. PYTHONPATH begins with stand-ins for GPU packages, which no other process sees."""
     found = environment(recipe, run, checkouts)
     path = os.pathsep.join((str(PACKAGES), found["PYTHONPATH"]))
     found |= {"OMP_NUM_THREADS": str(recipe.cluster.threads), "PYTHONPATH": path}
@@ -61,14 +61,14 @@ def cpu_environment(recipe: Recipe, run: Path, address: str | None, checkouts: C
 
 
 def ranks(recipe: Recipe) -> int:
-    """How many processes hold one copy of the model, and of its experts."""
+    """Count the processes that hold one copy of the model, and of its experts."""
     ways = recipe.parallel
     groups = [ways.tp * ways.cp, ways.etp * ways.ep if recipe.model.shape.experts else 1]
     return ways.pp * lcm(*groups)
 
 
 def cpu_sections(recipe: Recipe, run: Path, address: str | None, *, resume: bool) -> dict[str, Attributes]:
-    """Heading -> attributes: those of a GPU run, the parts that differ replaced."""
+    """Return, by heading, the attributes of a GPU run, the parts that differ replaced."""
     checkpoint = str(checkpoint_folder(recipe.model.checkpoint, recipe.model.folder))
     resumed, found = resume and (run / CHECKPOINTS).is_dir(), sections(recipe, run, resume=resume)
     load = str(run / CHECKPOINTS) if resumed else checkpoint

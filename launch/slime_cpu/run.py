@@ -86,7 +86,7 @@ async def _train(recipe: Recipe, folder: Path, progress: RunProgress, *, resume:
 
 
 class Monitor:
-    """Turns what SLiME and the plug-ins have written so far into `metrics.jsonl` and progress."""
+    """A reader that turns what SLiME and the plug-ins have written so far into `metrics.jsonl` and progress."""
 
     def __init__(self, recipe: Recipe, folder: Path, progress: RunProgress) -> None:
         self.recipe, self.folder, self.progress = recipe, folder, progress
@@ -119,7 +119,7 @@ class Monitor:
 def read_figures(
     run: Path, tensorboard: Path, *, steps: int, rollouts: int, limits: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """All records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time.
+    """Read all records of a run of `rollouts` rollouts so far, each with `steps` optimizer steps, in the order of time.
 
     limits: of an evaluation's episodes, which its records state."""
     figures = scalars(tensorboard)
@@ -138,7 +138,7 @@ def read_figures(
 
 
 def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any]:
-    """Of a rollout, our rollout function's figures and SLiME's own: means over its optimizer steps.
+    """Return our rollout function's figures of a rollout and SLiME's own, which are means over its optimizer steps.
 
     `logprob_diff_mean` compares trainer and server in the first step. Where older weights have sampled it is what our
     rollout function gives while it samples the next rollout, so that the last one has none. Trained tokens are those
@@ -163,7 +163,7 @@ def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """Every figure in a folder of TensorBoard files; of a step that was repeated after a resumption, the last."""
+    """Read every figure in a folder of TensorBoard files; of a step that was repeated after a resumption, the last."""
     found: dict[str, dict[int, float]] = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # SLiME's environment has it
@@ -175,7 +175,7 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def _counted(journal: Path) -> list[Record]:
-    """Of a rollout that two attempts wrote, the last one's."""
+    """Read the records of a journal; of a rollout that two attempts wrote, the last one's."""
     records = read_records(journal)
     return of_last_attempt(records, lambda record: (record.dataset, record.rollout_id), lambda record: record.attempt)
 

@@ -38,12 +38,12 @@ WITHOUT_GPU: Attributes = {
 
 
 def processes(recipe: Recipe) -> int:
-    """Of the engine: as many as a GPU recipe has GPUs to one."""
+    """Count the processes of the engine: as many as a GPU recipe has GPUs to one."""
     return max(1, recipe.serving.gpus_per_engine)
 
 
 def serving(recipe: Recipe) -> Attributes:
-    """The attributes of SLiME's `args` by which it starts one engine, or as many as `cluster.rollout_gpus` hold."""
+    """Return attributes of `args` by which SLiME starts one engine, or as many as `cluster.rollout_gpus` hold."""
     count = processes(recipe)
     everything = count * max(1, recipe.cluster.rollout_gpus // count)
     given = server_arguments(recipe.serving.concurrency, recipe.rollout.max_context)
@@ -59,13 +59,13 @@ def serving(recipe: Recipe) -> Attributes:
 
 
 def server_arguments(requests: int, context: int) -> Attributes:
-    """`ServerArgs` by name, for `requests` at once of at most `context` tokens each."""
+    """Return `ServerArgs` by name, for `requests` at once of at most `context` tokens each."""
     sizes = {"max_running_requests": requests, "max_total_tokens": max(context, CACHE_TOKENS)}
     return {**WITHOUT_GPU, **sizes}
 
 
 def environment(path: str, tp: int = 1) -> dict[str, str]:
-    """Variable -> value, for each process that starts or is an engine of `tp` processes. path: its PYTHONPATH so far.
+    """Return the variables of each process that starts or is an engine of `tp` processes. path: its PYTHONPATH so far.
 
     SGLang wants to know the cores of each process, but binds them with `sgl-kernel` alone.
     """
@@ -79,7 +79,7 @@ def environment(path: str, tp: int = 1) -> dict[str, str]:
 
 
 def command(checkpoint: Path, port: int, *, requests: int = 32, tp: int = 1, **more: object) -> list[str]:
-    """The argv of a server by itself; `more` are SGLang's own arguments by name."""
+    """Return the argv of a server by itself; `more` are SGLang's own arguments by name."""
     given = {"model_path": checkpoint, "port": port, "tp_size": tp, **server_arguments(requests, 0), **more}
     flags = ((f"--{name.replace('_', '-')}", value) for name, value in given.items())
     words = (word for name, value in flags for word in ([name] if value is True else [name, str(value)]))

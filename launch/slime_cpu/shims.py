@@ -56,7 +56,7 @@ def install() -> None:
 
 
 def give_splits_to_host() -> None:
-    """How many tokens go to which rank of a mixture of experts: an array on a GPU's host, a tensor on a CPU.
+    """Make Megatron's counts of tokens for each rank of a mixture of experts an array on a CPU too, not a tensor.
 
     Megatron copies these counts from the GPU to the host, where they become numpy's, as all-to-all takes them. Of a
     tensor that is on the host already it makes no copy, and leaves a tensor, which all-to-all does not take.
@@ -67,7 +67,7 @@ def give_splits_to_host() -> None:
 
 
 def on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """What Megatron's function of a tensor on a GPU returns."""
+    """Return what Megatron's function returns of a tensor on a GPU."""
     return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
 
 
@@ -117,8 +117,8 @@ def _forward(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def without_cuda() -> None:
-    """Those that are not about SLiME: all that its fork, which has no accelerators of its own, needs to be imported and
-    to read a command line."""
+    """Put in place the shims that are not about SLiME: all that its fork, which has no accelerators of its own, needs
+    to be imported and to read a command line."""
     prepare_torch()
     declare_torchvision_operators()
     _map_cuda_to_cpu()
@@ -126,7 +126,7 @@ def without_cuda() -> None:
 
 
 def prepare_torch() -> None:
-    """Compile nothing, so that functions of `torch` can be replaced."""
+    """Have PyTorch compile nothing, so that functions of `torch` can be replaced."""
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # its tables of `torch`'s functions admit no replaced ones
     importlib.import_module("torch._dynamo")  # lists `torch`'s functions when it loads, and refuses replaced ones
 
@@ -178,7 +178,7 @@ _nothing = _always(None)
 
 
 def _cuda_type(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Megatron's optimizer asks `tensor.type() == "torch.cuda.FloatTensor"`."""
+    """Have `tensor.type()` name a tensor of a GPU: Megatron's optimizer asks for `"torch.cuda.FloatTensor"`."""
 
     @functools.wraps(original)
     def type_of(self: torch.Tensor, *args: Any, **options: Any) -> Any:

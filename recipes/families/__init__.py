@@ -30,11 +30,10 @@ FAMILIES: Mapping[str, str] = {
 QUANTISED = ("fp8", "compressed-tensors")  # forms in which a server may hold the weights that SLiME sends it
 
 
-# `ControlTokens`: the special tokens of a family's tokenizer that its chat template is made of.
 @dataclass(frozen=True)
 class ControlTokens:
-    """control: those in the chat template. ends: of these, the ones that end a turn, the tokenizer's `eos_token` first.
-    pad: its `pad_token`.
+    """The special tokens of a family's tokenizer that its chat template is made of. control: those in the chat
+    template. ends: of these, the ones that end a turn, the tokenizer's `eos_token` first. pad: its `pad_token`.
 
     words: added tokens that are not special, such as those around a tool call; a tokenizer has those of its template.
     """
@@ -81,16 +80,16 @@ class Family:
     in_miles: ClassVar[bool] = True
 
     def read(self, config: Config) -> Shape:
-        """The shape that a `config.json` states. Raises `UserError` where a part of it can't be trained."""
+        """Read the shape that a `config.json` states. Raises `UserError` where a part of it can't be trained."""
         raise NotImplementedError
 
     def toy(self) -> dict[str, Any]:
-        """The `config.json` of a small model with each kind of layer, for tests and rehearsals."""
+        """Return the `config.json` of a small model with each kind of layer, for tests and rehearsals."""
         raise NotImplementedError
 
 
 def load_family(name: str, model_type: object = None) -> Family:
-    """The family of a short name or a dotted path; without a name, the one that reads this `model_type`.
+    """Return the family of a short name or a dotted path; without a name, the one that reads this `model_type`.
 
     Raises `UserError` with what there is.
     """
@@ -103,7 +102,7 @@ def load_family(name: str, model_type: object = None) -> Family:
 
 
 def read_config(family: Family, content: Any) -> tuple[Shape, Config]:
-    """The shape of a `config.json`, and what was read of it. Raises `UserError`: another family's, or not trainable."""
+    """Return the shape of a `config.json`, and what was read. Raises `UserError`: another family's, not trainable."""
     config = Config(content)
     kind = config.text("model_type")
     if kind not in family.model_types:
@@ -113,9 +112,9 @@ def read_config(family: Family, content: Any) -> tuple[Shape, Config]:
     return family.read(config), config
 
 
-# `Config`: a `config.json`, or a section of it, as a family reads it. It remembers what was read, and as what.
 class Config:
-    """Values by Hugging Face's own keys. Null counts as missing.
+    """A `config.json`, or a section of it, as a family reads it by Hugging Face's own keys. It remembers what was read,
+    and as what. Null counts as missing.
 
     values: dotted key -> the value that was read there, what stands for a missing one included.
     places: dotted keys that hold what was read.
@@ -134,12 +133,12 @@ class Config:
         return str(self._checked(key, self._found(key, default), (str,), "text"))
 
     def size(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number."""
+        """Read a whole number of at least `least`."""
         value = self._checked(key, self._found(key, default), (int,), f"a whole number of at least {least}")
         return int(value) if value >= least else self._refuse(key, value, f"a whole number of at least {least}")
 
     def size_or_null(self, key: str) -> int | None:
-        """A whole number, or None where the content states null: a key that is left out is missing."""
+        """Read a whole number, or None where the content states null: a key that is left out is missing."""
         if self._content.get(key, 0) is not None:
             return self.size(key)
         self.places.add(f"{self._before}{key}")
@@ -147,7 +146,7 @@ class Config:
         return None
 
     def number(self, key: str, default: float | None = None, within: str = "") -> float:
-        """More than 0. within: a section that newer writers put it in."""
+        """Read a number of more than 0. within: a section that newer writers put it in."""
         value = self._checked(key, self._found(key, default, within), (int, float), "a number above 0")
         return float(value) if value > 0 else self._refuse(key, value, "a number above 0")
 
@@ -161,7 +160,8 @@ class Config:
         return list(value)
 
     def only(self, key: str, allowed: Any, within: str = "", *, stated: bool = False) -> None:
-        """Nothing else can be trained. stated: leaving it out means something else. False, 0 and [] are one value."""
+        """Require `allowed`: nothing else can be trained. stated: leaving it out is something else. False, 0, [] are
+        one value."""
         value = self._found(key, None if stated else allowed, within)
         if value != allowed and (value or allowed):
             raise UserError(f"{self._before}{key} is {value!r}, and only {allowed!r} can be trained")
@@ -173,11 +173,11 @@ class Config:
         return self._content.get(key) is not None
 
     def part(self) -> dict[str, Any]:
-        """What was read of the content: the same keys and values, and no others."""
+        """Return what was read of the content: the same keys and values, and no others."""
         return _part(self._content, self.places, self._before)
 
     def unread(self) -> list[str]:
-        """Dotted keys of the content that nothing has read."""
+        """List dotted keys of the content that nothing has read."""
         return [key for key in _leaves(self._content, self._before) if key not in self.places]
 
     def _found(self, key: str, default: Any, within: str = "") -> Any:
@@ -218,7 +218,7 @@ def _part(content: Mapping[str, Any], places: set[str], before: str) -> dict[str
 
 
 def _require_updatable(content: Mapping[str, Any]) -> None:
-    """Raises `UserError` for weights whose kind SLiME's update of a server does not write
+    """Raise `UserError` for weights whose kind SLiME's update of a server does not write
     (`slime/backends/megatron_utils/megatron_to_hf/processors`)."""
     quantised = content.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
@@ -283,7 +283,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
 
 
 def why(model_type: object) -> str:
-    """A sentence; empty for a type that is not in the table."""
+    """Say why a model is refused, in a sentence; empty for a type that is not in the table."""
     if not isinstance(model_type, str) or model_type not in REFUSED:
         return ""
     models, reason = REFUSED[model_type]

@@ -25,9 +25,8 @@ ROTARY = ("rope_scaling", "rope_parameters")  # sections of rotary positions, th
 
 
 def grouped_attention(config: Config, usual_head: int | None = None, **parts: bool) -> GroupedAttention:
-    """usual_head: size of a head where the config states none, as transformers has it; None is an even share.
-    parts: of `GroupedAttention`, which the family decides.
-    """
+    """Read grouped-query attention. usual_head: size of a head where the config states none, as transformers has it;
+    None is an even share. parts: of `GroupedAttention`, which the family decides."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv_heads = config.size("num_key_value_heads")
     if heads % kv_heads:
@@ -36,7 +35,7 @@ def grouped_attention(config: Config, usual_head: int | None = None, **parts: bo
 
 
 def latent_attention(config: Config, query_rank: int) -> LatentAttention:
-    """query_rank: of `LatentAttention`, where the family reads it."""
+    """Read latent attention. query_rank: of `LatentAttention`, where the family reads it."""
     config.only("attention_bias", False)
     config.only("rope_interleave", True)
     heads = config.size("num_attention_heads")
@@ -53,7 +52,7 @@ def latent_attention(config: Config, query_rank: int) -> LatentAttention:
 
 
 def experts(config: Config, **shared: Any) -> Experts:
-    """shared: of `Experts`, of an expert that every token goes to."""
+    """Read a mixture of experts. shared: of `Experts`, of an expert that every token goes to."""
     count, chosen = config.size("num_experts"), config.size("num_experts_per_tok")
     if chosen > count:
         raise UserError(f"num_experts_per_tok={chosen} is more than num_experts={count}")
@@ -61,7 +60,7 @@ def experts(config: Config, **shared: Any) -> Experts:
 
 
 def unscaled(config: Config) -> dict[str, Any]:
-    """The flags of plain rotary positions: none. Raises `UserError` where they are scaled."""
+    """Return the flags of plain rotary positions: none. Raises `UserError` where they are scaled."""
     for key in ROTARY:
         if config.has(key):
             config.section(key).only("type", "default")
@@ -77,9 +76,9 @@ def decoder(
     scaling: Callable[[Config], Mapping[str, Any]] = unscaled,
     **flags: Any,
 ) -> Shape:
-    """tied: of a config that does not say so itself, but one that holds it.
-    scaling: reads how rotary positions are scaled; it returns Megatron's flags for that, or refuses.
-    flags: attributes of Megatron that the family's kinds of layers add to those of every decoder."""
+    """Read a decoder. tied: of a config that does not say so itself, but one that holds it. scaling: reads how rotary
+    positions are scaled; it returns Megatron's flags for that, or refuses. flags: attributes of Megatron that the
+    family's kinds of layers add to those of every decoder."""
     config.only("hidden_act", "silu")
     tied = config.flag("tie_word_embeddings", False) if tied is None else tied
     shape = Shape(
@@ -110,7 +109,7 @@ def decoder(
 
 
 def dense_decoder(config: Config, attention: GroupedAttention, **more: Any) -> Shape:
-    """The same two parts in every layer. more: of `decoder`."""
+    """Read a decoder with the same two parts in every layer. more: of `decoder`."""
     config.only("use_sliding_window", False)
     feed_forward = GatedFeedForward(config.size("hidden_size"), config.size("intermediate_size"))
     layers = [Layer(attention, feed_forward)] * config.size("num_hidden_layers")
@@ -118,7 +117,7 @@ def dense_decoder(config: Config, attention: GroupedAttention, **more: Any) -> S
 
 
 def rotary_base(config: Config) -> int:
-    """transformers 5 moved it into `rope_parameters`; Megatron takes whole numbers alone."""
+    """Read `rope_theta`, which transformers 5 moved into `rope_parameters`; Megatron takes whole numbers alone."""
     theta = config.number("rope_theta", within="rope_parameters")
     if theta != int(theta):
         raise UserError(f"rope_theta={theta} is not whole, and Megatron's --rotary-base takes no other")
@@ -160,7 +159,7 @@ def expert_flags(experts: Experts) -> dict[str, Any]:
 
 
 def toy_decoder(model_type: str, **others: Any) -> dict[str, Any]:
-    """A `config.json` of two layers; `others` are added to it, or replace what it says."""
+    """Return a `config.json` of two layers; `others` are added to it, or replace what it says."""
     return {
         "model_type": model_type,
         "num_hidden_layers": 2,

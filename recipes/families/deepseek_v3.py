@@ -59,7 +59,8 @@ class DeepseekV3(Family):
 
 
 def _scaling(config: Config) -> dict[str, Any]:
-    """Megatron makes latent attention's positions by YaRN; with its own factor of 1 they are the plain ones."""
+    """Return the flags of positions. Megatron makes latent attention's by YaRN; with its own factor of 1 they are
+    plain."""
     for key in ROTARY:
         section = config.section(key) if config.has(key) else None
         if section and section.text("rope_type", section.text("type", "default")) == "yarn":

@@ -51,7 +51,7 @@ class Glm4Moe(Family):
 
 
 def dense_then_experts(config: Config, attention: Part, *, grouped: bool = False, **more: Any) -> Shape:
-    """The same attention in every layer; the first `first_k_dense_replace` are dense.
+    """Read a decoder with the same attention in every layer; the first `first_k_dense_replace` layers are dense.
 
     grouped: the router may choose some groups of experts first. more: of `decoder`, the attention's flags among them.
     """
@@ -92,9 +92,9 @@ def _no_groups(config: Config) -> dict[str, Any]:
 
 
 def _group_flags(config: Config, mixture: Experts) -> dict[str, Any]:
-    """A token goes to the best experts of `topk_group` of `n_group` groups. The score of a group is the sum of its two
-    best experts' in Transformers, and of its best `topk / topk_group` in Megatron-LM (`moe_utils.group_limited_topk`).
-    """
+    """Return the flags of groups of experts. A token goes to the best experts of `topk_group` of `n_group` groups. The
+    score of a group is the sum of its two best experts' in Transformers, and of its best `topk / topk_group` in
+    Megatron-LM (`moe_utils.group_limited_topk`)."""
     groups, chosen = config.size("n_group"), config.size("topk_group")
     if chosen > groups or mixture.experts % groups:
         raise UserError(f"n_group={groups} must divide n_routed_experts={mixture.experts}, topk_group be no more")

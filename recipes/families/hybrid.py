@@ -27,7 +27,8 @@ FULL, LINEAR = "full_attention", "linear_attention"
 
 
 def hybrid_decoder(config: Config, feed_forward: Part, *, tied: bool, spec: list[str], width: int) -> Shape:
-    """spec: module and function of SLiME. width: of a dense layer, which Megatron wants where there is none too."""
+    """Read a decoder of linear and full attention. spec: module and function of SLiME. width: of a dense layer, which
+    Megatron wants where there is none too."""
     config.only("attention_bias", False)
     config.only("mlp_only_layers", [])
     full, linear = grouped_attention(config, usual_head=256, qk_norm=True, output_gate=True), _linear_attention(config)
@@ -47,7 +48,7 @@ def hybrid_decoder(config: Config, feed_forward: Part, *, tied: bool, spec: list
 
 
 def mixture(config: Config) -> Experts:
-    """With an expert that every token goes to, behind a gate."""
+    """Read a mixture with an expert that every token goes to, behind a gate."""
     config.only("decoder_sparse_step", 1)
     return experts(config, shared_width=config.size("shared_expert_intermediate_size"), shared_gate=True)
 
@@ -63,7 +64,7 @@ def _mixture_flags(config: Config, experts: Experts) -> dict[str, Any]:
 
 
 def toy_hybrid(model_type: str, **others: Any) -> dict[str, Any]:
-    """A `config.json` of three layers with linear attention and one without."""
+    """Return a `config.json` of three layers with linear attention and one without."""
     linear: Mapping[str, Any] = {
         "full_attention_interval": 4,
         "linear_conv_kernel_dim": 4,
@@ -90,7 +91,7 @@ def _linear_attention(config: Config) -> GatedDeltaNet:
 
 
 def _kinds(config: Config) -> list[str]:
-    """Of each layer. As SLiME has them, every fourth is full attention where the config says nothing."""
+    """List the kind of each layer. As SLiME has them, every fourth is full attention where the config says nothing."""
     interval, layers = config.size("full_attention_interval", 4), config.size("num_hidden_layers")
     usual = [LINEAR if (layer + 1) % interval else FULL for layer in range(layers)]
     kinds = config.texts("layer_types", usual)

@@ -44,7 +44,7 @@ class Llama(Family):
 
 
 def _scaling(config: Config) -> dict[str, Any]:
-    """Megatron's switch for what `SCALING` says."""
+    """Return Megatron's switch for what `SCALING` says."""
     for key in ROTARY:
         if config.has(key) and config.section(key).text("rope_type", "default") == "llama3":
             section = config.section(key)

@@ -21,7 +21,7 @@ from slime_swe.recipes.layers.feed_forward import Experts
 
 @dataclass(frozen=True)
 class WholeNormAttention(GroupedAttention):
-    """The norms see every head, so that each GPU of a tensor-parallel group gathers all queries and keys for them.
+    """Attention whose norms see every head, so that each tensor-parallel GPU gathers all queries and keys for them.
 
     Source: SLiME `slime_plugins/models/minimax_m2.py`.
     """

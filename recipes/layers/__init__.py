@@ -27,13 +27,13 @@ class Linear:
     experts: int = 0
 
     def adapter(self, rank: int) -> int:
-        """Parameters of an adapter beside one: a matrix rank x inputs, and one outputs x rank."""
+        """Count the parameters of an adapter beside the layer: a matrix rank x inputs, and one outputs x rank."""
         return rank * (self.inputs + self.outputs)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Attention, or a feed-forward layer, with the norm before it. Pure arithmetic.
+    """The attention or the feed-forward network of a layer, with the norm before it. Pure arithmetic.
 
     context_parallel_init: dotted path of a function that SLiME's trainer calls under context parallelism, before it
         builds the model (`--custom-megatron-init-path`); empty for none.
@@ -49,11 +49,11 @@ class Part:
     # In the trainer
 
     def shard(self, layout: Layout) -> Shard:
-        """Parameters that one GPU holds."""
+        """Count the parameters that one GPU holds."""
         raise NotImplementedError
 
     def saved(self, layout: Layout, *, selective: bool, skew: float) -> float:
-        """Bytes a token that the forward pass keeps for the backward pass.
+        """Return the bytes per token that the forward pass keeps for the backward pass.
 
         selective: the core of attention is computed again.
         skew: tokens that the busiest expert-parallel rank gets, over the mean.
@@ -61,22 +61,22 @@ class Part:
         raise NotImplementedError
 
     def workspace(self, layout: Layout, *, skew: float) -> float:
-        """Bytes a token that its backward pass takes for a moment."""
+        """Return the bytes per token that its backward pass takes for a moment."""
         raise NotImplementedError
 
     def copies(self, layout: Layout) -> int:
-        """GPUs that all compute the same."""
+        """Count the GPUs that all compute the same."""
         return 1
 
     def trainer_cuts(self) -> tuple[Cut, ...]:
         return ()
 
     def linears(self) -> tuple[Linear, ...]:
-        """Those that may have an adapter."""
+        """Return the linear layers that may have an adapter."""
         return ()
 
     def adapters(self, layout: Layout, rank: int, targets: tuple[str, ...]) -> Shard:
-        """Parameters of adapters of this rank that one GPU holds, of the linear layers with these names."""
+        """Count the parameters of adapters of this rank that one GPU holds, of the linear layers with these names."""
         chosen = [linear for linear in self.linears() if linear.name in targets]
         dense = sum(linear.adapter(rank) for linear in chosen if not linear.experts)
         expert = sum(linear.adapter(rank) * linear.experts for linear in chosen)
@@ -85,23 +85,23 @@ class Part:
     # In an engine
 
     def served(self, engine: SglangEngine) -> float:
-        """Parameters on one GPU."""
+        """Count the parameters on one GPU."""
         return self.parameters / engine.gpus
 
     def read(self, batch: float) -> float:
-        """Parameters that one decoding step of `batch` requests reads, on all GPUs of the engine."""
+        """Count the parameters that one decoding step of `batch` requests reads, on all GPUs of the engine."""
         return self.parameters
 
     def cache(self, engine: SglangEngine) -> float:
-        """Bytes that a token of context takes, on a GPU that holds part of it."""
+        """Return the bytes that a token of context takes, on a GPU that holds part of it."""
         return 0.0
 
     def state(self, engine: SglangEngine) -> float:
-        """Bytes that a request takes whatever its length, on a GPU that holds part of it."""
+        """Return the bytes that a request takes whatever its length, on a GPU that holds part of it."""
         return 0.0
 
     def prefill(self, engine: SglangEngine) -> float:
-        """Bytes a token of a prefill chunk for the widest activations, on one GPU."""
+        """Return the bytes per token of a prefill chunk for the widest activations, on one GPU."""
         return 0.0
 
     def engine_cuts(self) -> tuple[Cut, ...]:
@@ -115,21 +115,22 @@ class Part:
 
     @property
     def active(self) -> int:
-        """Parameters that one token is multiplied with."""
+        """The number of parameters that one token is multiplied with."""
         return self.parameters
 
     def flops(self, length: float) -> float:
-        """Of one token's forward pass in a sequence of `length` tokens, on average."""
+        """Count the operations of one token's forward pass in a sequence of `length` tokens, on average."""
         return 2 * self.active
 
     @property
     def norm_bytes(self) -> int:
-        """The norm's input and output, of one token. Transformer Engine keeps a projection's input before gathering."""
+        """The bytes of a norm's input and output, a token. Transformer Engine keeps a projection's input before
+        gathering."""
         return 2 * WEIGHT_BYTES * self.hidden
 
     @property
     def gathered_bytes(self) -> int:
-        """A projection's input, which is not shared out by tp, and the gradient of it."""
+        """The bytes of a projection's input, which is not shared out by tp, and of the gradient of it, per token."""
         return 2 * WEIGHT_BYTES * self.hidden
 
 
@@ -143,13 +144,14 @@ class Layer:
         return self.attention, self.feed_forward
 
     def saved(self, layout: Layout, *, recompute: str, skew: float) -> float:
-        """Bytes a token: under full recomputation the layer's input alone."""
+        """Return the bytes per token that the layer keeps: under full recomputation its input alone."""
         if recompute == "full":
             return WEIGHT_BYTES * self.attention.hidden / layout.tp
         return sum(part.saved(layout, selective=recompute == "selective", skew=skew) for part in self.parts)
 
     def workspace(self, layout: Layout, *, recompute: str, skew: float) -> float:
-        """Bytes a token that its backward pass takes for a moment: under full recomputation all that it saves again."""
+        """Return the bytes per token that the backward pass takes for a moment: under full recomputation all that the
+        layer saves again."""
         widest = max(part.workspace(layout, skew=skew) for part in self.parts)
         if recompute != "full":
             return widest
@@ -163,7 +165,7 @@ LISTED = 64  # GPUs that a message goes up to
 
 @dataclass(frozen=True)
 class Layout:
-    """How the trainer's GPUs are grouped: tp x pp x cp x dp of them for attention, etp x ep x pp x edp for experts."""
+    """The groups of the trainer's GPUs: tp x pp x cp x dp of them for attention, etp x ep x pp x edp for experts."""
 
     gpus: int = 1
     tp: int = 1
@@ -174,16 +176,16 @@ class Layout:
 
     @property
     def dp(self) -> int:
-        """Copies of the model that see different episodes."""
+        """The number of copies of the model that see different episodes."""
         return self.gpus // (self.tp * self.pp * self.cp)
 
     @property
     def edp(self) -> int:
-        """Copies of each expert."""
+        """The number of copies of each expert."""
         return self.gpus // (self.etp * self.ep * self.pp)
 
     def is_whole(self, layers: int, *, experts: bool) -> bool:
-        """Whether the sizes divide what they must for the planner's numbers to mean something."""
+        """Say whether the sizes divide what they must for the planner's numbers to mean something."""
         sizes = (self.gpus, self.tp, self.pp, self.cp, self.ep, self.etp)
         if min(sizes) < 1 or self.gpus % (self.tp * self.pp * self.cp) or layers % self.pp:
             return False
@@ -192,7 +194,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class SglangEngine:
-    """One copy of the model that samples.
+    """A copy of the model that samples.
 
     gpus: that it is spread over, by tensor parallelism.
     dp_attention: each GPU attends for its own requests, with whole attention weights and tables of the vocabulary.
@@ -205,18 +207,18 @@ class SglangEngine:
 
     @property
     def attention_gpus(self) -> int:
-        """That attend to one request together."""
+        """The number of GPUs that attend to one request together."""
         return 1 if self.dp_attention else self.gpus
 
     @property
     def dense_gpus(self) -> int:
-        """That share a feed-forward layer without experts."""
+        """The number of GPUs that share a feed-forward layer without experts."""
         return self.attention_gpus if self.mixture else self.gpus
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Parameters that one GPU of the trainer holds, of routed experts and of all else."""
+    """The parameters that one GPU of the trainer holds, of routed experts and of all else."""
 
     dense: float = 0.0
     expert: float = 0.0
@@ -231,7 +233,7 @@ ONE_GPU, ONE_SERVER = Layout(), SglangEngine()
 
 @dataclass(frozen=True)
 class Cut:
-    """What GPUs share out evenly.
+    """A dimension that GPUs share out evenly.
 
     way: who shares it. In the trainer `tp`, `ep` or `etp`; in an engine `attention` (its GPUs, or one of them with
         `dp_attention`), `gpus`, or `expert` (the GPUs that share one expert).
@@ -250,14 +252,13 @@ class Cut:
 
 
 def legal_sizes(cuts: tuple[Cut, ...]) -> list[int]:
-    """The numbers of GPUs that all of these allow, up to `LISTED`."""
+    """List the numbers of GPUs that all of these cuts allow, up to `LISTED`."""
     return [gpus for gpus in range(1, LISTED + 1) if all(cut.allows(gpus) for cut in cuts)]
 
 
-# `Shape`: what a `config.json` says of a model, as its family reads it.
 @dataclass(frozen=True)
 class Shape:
-    """A decoder: an embedding table, layers, a last norm, and an output projection.
+    """A decoder, as its family reads it: an embedding table, layers, a last norm, and an output projection.
 
     hidden: hidden size.
     vocab: rows of the embedding table, its padding in the checkpoint included.
@@ -277,67 +278,67 @@ class Shape:
 
     @property
     def table(self) -> int:
-        """Parameters of the embedding table."""
+        """The number of parameters of the embedding table."""
         return self.vocab * self.hidden
 
     @property
     def tables(self) -> int:
-        """How many such tables the model has."""
+        """The number of vocabulary tables: one where the output projection is the embedding table, else two."""
         return 1 if self.tied else 2
 
     @cached_property
     def kinds(self) -> Counter[Layer]:
-        """Each different layer, and how many of it there are."""
+        """The different layers, and how many of each there are."""
         return Counter(self.layers)
 
     def stage(self, stage: int, pp: int) -> Counter[Layer]:
-        """The layers of one of `pp` equal pipeline stages."""
+        """Return the layers of one of `pp` equal pipeline stages."""
         count = len(self.layers) // pp
         return self.kinds if pp == 1 else Counter(self.layers[stage * count : (stage + 1) * count])
 
     def total(self, amount: Callable[[Part], float]) -> float:
-        """The sum over all parts of all layers."""
+        """Sum an amount over all parts of all layers."""
         return summed(self.kinds, amount)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """Each different part once."""
+        """The different parts, each once."""
         return tuple(dict.fromkeys(part for layer in self.kinds for part in layer.parts))
 
     @cached_property
     def parameters(self) -> int:
-        """All weights of the model."""
+        """The number of all weights of the model."""
         return int(self.total(lambda part: part.parameters)) + self.tables * self.table + self.hidden
 
     @cached_property
     def active_parameters(self) -> int:
-        """Weights that one token meets."""
+        """The number of weights that one token meets."""
         return int(self.total(lambda part: part.active)) + self.tables * self.table + self.hidden
 
     @cached_property
     def experts(self) -> int:
-        """Routed experts of a layer; 0 is a dense model."""
+        """The number of routed experts of a layer; 0 is a dense model."""
         return max((cut.whole for cut in self.trainer_cuts("ep")), default=0)
 
     def cache(self, engine: SglangEngine) -> float:
-        """Bytes that a token of context takes, on a GPU of the engine that holds part of it."""
+        """Return the bytes that a token of context takes, on a GPU of the engine that holds part of it."""
         return self.total(lambda part: part.cache(engine))
 
     def state(self, engine: SglangEngine) -> float:
-        """Bytes that a request takes there whatever its length."""
+        """Return the bytes that a request takes, whatever its length, on a GPU of the engine that holds part of it."""
         return self.total(lambda part: part.state(engine))
 
     def trainer_cuts(self, way: str) -> tuple[Cut, ...]:
-        """What GPUs of the trainer share out by `way`: `tp`, `ep` or `etp`."""
+        """Return what GPUs of the trainer share out by `way`: `tp`, `ep` or `etp`."""
         return _cuts(way, (cut for part in self.parts for cut in part.trainer_cuts()))
 
     def engine_cuts(self, way: str) -> tuple[Cut, ...]:
-        """What GPUs of an engine share out by `way`: `attention`, `gpus` or `expert`."""
+        """Return what GPUs of an engine share out by `way`: `attention`, `gpus` or `expert`."""
         return _cuts(way, (cut for part in self.parts for cut in part.engine_cuts()))
 
 
 def summed(layers: Mapping[Layer, int], amount: Callable[[Part], float]) -> float:
-    """The sum over the parts of some layers, each as often as it is there."""
+    """Sum an amount over the parts of some layers, each as often as it is there."""
     return sum(count * amount(part) for layer, count in layers.items() for part in layer.parts)
 
 

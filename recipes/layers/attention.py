@@ -36,32 +36,34 @@ class GroupedAttention(Part):
 
     @property
     def keys(self) -> int:
-        """Width of the keys, and of the values."""
+        """The width of the keys, and of the values."""
         return self.kv_heads * self.head_dim
 
     def shard(self, layout: Layout) -> Shard:
-        """Norms are on every GPU of a tensor-parallel group. Key/value heads are cut even where there are more GPUs,
-        and put together again. Source: Megatron-LM `core/transformer/attention.py`, `get_query_key_value_tensors`."""
+        """Count parameters. Norms are on every GPU of a tensor-parallel group. Key/value heads are cut even where there
+        are more GPUs, and put together again. Source: Megatron-LM `core/transformer/attention.py`,
+        `get_query_key_value_tensors`."""
         projected = self.queries * (2 if self.output_gate else 1) + 2 * self.keys
         weights = self.hidden * (projected + self.queries) + projected * self.qkv_bias
         return Shard(dense=weights / layout.tp + 2 * self.head_dim * self.qk_norm + self.hidden)
 
     def saved(self, layout: Layout, *, selective: bool, skew: float) -> float:
-        """The fused projection (q + 2k, of which the values are a view), queries and keys after rotation, the output,
-        one more copy of the queries where they have a norm, and 4 bytes a head of softmax statistics, which alone are
-        saved by recomputing the core. A gate: its part of the projection, its sigmoid in fp32, and the product."""
+        """Add up the fused projection (q + 2k, of which the values are a view), queries and keys after rotation, the
+        output, one more copy of the queries where they have a norm, and 4 bytes a head of softmax statistics, which
+        alone are saved by recomputing the core. A gate adds its part of the projection, its sigmoid in fp32, and the
+        product."""
         statistics = 0 if selective else 4 * self.heads
         normed = 2 * self.queries * self.qk_norm
         gate = 8 * self.queries * self.output_gate
         return (self.norm_bytes + 6 * self.queries + 6 * self.keys + normed + gate + statistics) / layout.tp
 
     def workspace(self, layout: Layout, *, skew: float) -> float:
-        """Gradients of the output, q, k, v, a gate; the kernel sums dq in fp32."""
+        """Add up the gradients of the output, q, k, v, a gate; the kernel sums dq in fp32."""
         gate = 4 * self.queries * self.output_gate
         return self.gathered_bytes + (8 * self.queries + 4 * self.keys + gate) / layout.tp
 
     def trainer_cuts(self) -> tuple[Cut, ...]:
-        """Where there is a gate, Megatron-LM cuts it wrongly among more GPUs than KV heads (slime#2221)."""
+        """Return the cut of the heads. Megatron-LM cuts a gate wrongly among more GPUs than KV heads (slime#2221)."""
         if not self.output_gate:
             return (self._heads("tp"),)
         what = f"{self.heads} gated attention heads among more GPUs than their {self.kv_heads} KV heads"
@@ -75,14 +77,14 @@ class GroupedAttention(Part):
         return (self.parameters - self.hidden) / engine.attention_gpus + self.hidden / engine.gpus
 
     def cache(self, engine: SglangEngine) -> float:
-        """Keys and values; no more GPUs share them than there are heads."""
+        """Return the bytes of keys and values; no more GPUs share them than there are heads."""
         return 2 * WEIGHT_BYTES * self.keys / min(engine.attention_gpus, self.kv_heads)
 
     def engine_cuts(self) -> tuple[Cut, ...]:
         return (self._heads("attention"),)
 
     def flops(self, length: float) -> float:
-        """Two a weight, and causal attention: half of 4 x width x length."""
+        """Count two operations a weight, and causal attention: half of 4 x width x length."""
         return 2 * self.active + 2 * self.queries * length
 
     def _heads(self, way: str) -> Cut:
@@ -113,32 +115,32 @@ class LatentAttention(Part):
 
     @property
     def queries(self) -> int:
-        """Width of the queries, and of the keys once projected up."""
+        """The width of the queries, and of the keys once projected up."""
         return self.heads * (self.plain_dim + self.rotary_dim)
 
     @property
     def outputs(self) -> int:
-        """Width of the values, and of the output."""
+        """The width of the values, and of the output."""
         return self.heads * self.value_dim
 
     @property
     def latent(self) -> int:
-        """Of keys and values: the latent, and the rotary part of the key, which all heads share."""
+        """The width of what is cached: the latent, and the rotary part of the key, which all heads share."""
         return self.cache_rank + self.rotary_dim
 
     @property
     def replicated(self) -> int:
-        """Parameters that no GPUs share: projections to the latents, and their norms."""
+        """The parameters that no GPUs share: projections to the latents, and their norms."""
         return self.hidden * (self.query_rank + self.latent) + self.query_rank + self.cache_rank
 
     @property
     def projected_up(self) -> int:
-        """Width of keys without positions, and values."""
+        """The width of keys without positions, and values."""
         return self.heads * (self.plain_dim + self.value_dim)
 
     @property
     def of_heads(self) -> int:
-        """Parameters that GPUs share by heads: projections from the latents, and that of the output."""
+        """The parameters that GPUs share by heads: projections from the latents, and that of the output."""
         return (
             (self.query_rank or self.hidden) * self.queries
             + self.cache_rank * self.projected_up
@@ -149,15 +151,15 @@ class LatentAttention(Part):
         return Shard(dense=self.of_heads / layout.tp + self.replicated + self.hidden)
 
     def saved(self, layout: Layout, *, selective: bool, skew: float) -> float:
-        """Each latent before and after its norm, on every GPU; queries and projected keys and values, queries and keys
-        again with positions, the output, and 4 bytes a head of softmax statistics."""
+        """Add up each latent before and after its norm, on every GPU; queries and projected keys and values, queries
+        and keys again with positions, the output, and 4 bytes a head of softmax statistics."""
         latents = 2 * WEIGHT_BYTES * (self.query_rank + self.latent)
         heads = 6 * self.queries + 2 * self.projected_up + 2 * self.outputs
         statistics = 0 if selective else 4 * self.heads
         return latents + (self.norm_bytes + heads + statistics) / layout.tp
 
     def workspace(self, layout: Layout, *, skew: float) -> float:
-        """Gradients of the output, q, k and v; the kernel sums dq in fp32."""
+        """Add up the gradients of the output, q, k and v; the kernel sums dq in fp32."""
         return self.gathered_bytes + (8 * self.queries + 4 * self.outputs) / layout.tp
 
     def trainer_cuts(self) -> tuple[Cut, ...]:
@@ -167,14 +169,15 @@ class LatentAttention(Part):
         return self.of_heads / engine.attention_gpus + self.replicated + self.hidden
 
     def cache(self, engine: SglangEngine) -> float:
-        """The latent, whole on each GPU that attends to the request: tensor parallelism does not make it smaller."""
+        """Return the bytes of the latent, whole on each GPU that attends to the request: tp does not make it
+        smaller."""
         return WEIGHT_BYTES * self.latent
 
     def engine_cuts(self) -> tuple[Cut, ...]:
         return (self._heads("attention"),)
 
     def flops(self, length: float) -> float:
-        """Two a weight, and causal attention: half of 2 x (width of keys + width of values) x length."""
+        """Count two a weight, and causal attention: half of 2 x (width of keys + width of values) x length."""
         return 2 * self.active + (self.queries + self.outputs) * length
 
     def _heads(self, way: str) -> Cut:
@@ -209,12 +212,12 @@ class GatedDeltaNet(Part):
 
     @property
     def keys(self) -> int:
-        """Width of the queries, and of the keys."""
+        """The width of the queries, and of the keys."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
-        """Width of the values, of the gate and of the output."""
+        """The width of the values, of the gate and of the output."""
         return self.value_heads * self.value_dim
 
     @property
@@ -222,13 +225,14 @@ class GatedDeltaNet(Part):
         return 2 * self.keys + self.values
 
     def shard(self, layout: Layout) -> Shard:
-        """Projections of queries, keys, values, gate, two numbers a head; convolution; two biases a head; norms."""
+        """Count projections of queries, keys, values, gate, two numbers a head; convolution, two biases a head,
+        norms."""
         projections = self.hidden * (self.convolved + 2 * self.values + 2 * self.value_heads)
         small = self.convolved * self.kernel + 2 * self.value_heads + self.value_dim + self.hidden
         return Shard(dense=projections + small)
 
     def saved(self, layout: Layout, *, selective: bool, skew: float) -> float:
-        """Read from the code, not measured: the norm's input and output in fp32, and that in bf16 (10h); the
+        """Add up, from the code and not measured: the norm's input and output in fp32, and that in bf16 (10h); the
         convolution's input; values and gate; normed queries and keys, repeated to as many heads as the values have; the
         decays, their products in each chunk, and others of a head; the output before and after its norm.
 
@@ -241,8 +245,8 @@ class GatedDeltaNet(Part):
         return layout.cp * (10 * self.hidden + WEIGHT_BYTES * wide + repeated + of_heads)
 
     def workspace(self, layout: Layout, *, skew: float) -> float:
-        """The states at the ends of the chunks and their gradients, and gradients of queries, keys and values with the
-        kernels' own copies of these."""
+        """Add up the states at the ends of the chunks and their gradients, and gradients of queries, keys and values
+        with the kernels' own copies of these."""
         states = 2 * WEIGHT_BYTES * self.value_heads * self.key_dim * self.value_dim / CHUNK
         wide = 3 * self.value_heads * self.key_dim + 5 * self.values
         return layout.cp * (self.gathered_bytes + states + WEIGHT_BYTES * wide)
@@ -254,7 +258,7 @@ class GatedDeltaNet(Part):
         return (self.parameters - self.hidden) / engine.attention_gpus + self.hidden / engine.gpus
 
     def state(self, engine: SglangEngine) -> float:
-        """The last inputs of the convolution, and each head's matrix. Source: SGLang `srt/configs/mamba_utils.py`."""
+        """Add up the convolution's last inputs and each head's matrix. Source: SGLang `srt/configs/mamba_utils.py`."""
         inputs = WEIGHT_BYTES * self.convolved * (self.kernel - 1)
         return (inputs + STATE_BYTES * self.values * self.key_dim) / engine.attention_gpus
 
@@ -263,8 +267,8 @@ class GatedDeltaNet(Part):
         return (Cut("attention", what, gcd(self.key_heads, self.value_heads)),)
 
     def flops(self, length: float) -> float:
-        """Two a weight; of each head, its state read twice and written once, and what a chunk's tokens do to each
-        other: both as the chunks are multiplied."""
+        """Count two operations a weight; of each head, its state read twice and written once, and what a chunk's tokens
+        do to each other: both as the chunks are multiplied."""
         states = 6 * self.key_dim * self.value_dim
         chunk = 4 * CHUNK * (self.key_dim + self.value_dim)
         return 2 * self.active + self.value_heads * (states + chunk)

@@ -8,14 +8,14 @@ from slime_swe.recipes.layers import Cut, Layout, Linear, Part, SglangEngine, Sh
 
 
 def feed_forward(hidden: int, width: int, experts: int = 0) -> tuple[Linear, Linear]:
-    """Gate and up projection, which are one layer, and the one down."""
+    """Return the gate and up projection, which are one layer, and the one down."""
     up = Linear("linear_fc1", hidden, 2 * width, fused=2, experts=experts)
     return up, Linear("linear_fc2", width, hidden, experts=experts)
 
 
 @dataclass(frozen=True)
 class GatedFeedForward(Part):
-    """down(act(gate(x)) * up(x)). width: of the gate."""
+    """A feed-forward network, down(act(gate(x)) * up(x)). width: of the gate."""
 
     width: int
 
@@ -23,7 +23,7 @@ class GatedFeedForward(Part):
         return Shard(dense=3 * self.hidden * self.width / layout.tp + self.hidden)
 
     def saved(self, layout: Layout, *, selective: bool, skew: float) -> float:
-        """Beside the norm: gate and up projections (4f), and their product (2f)."""
+        """Add up, beside the norm, gate and up projections (4f), and their product (2f)."""
         return (self.norm_bytes + 6 * self.width) / layout.tp
 
     def workspace(self, layout: Layout, *, skew: float) -> float:
@@ -66,7 +66,7 @@ class Experts(Part):
 
     @property
     def routed(self) -> int:
-        """Parameters of all routed experts."""
+        """The number of parameters of all routed experts."""
         return 3 * self.hidden * self.width * self.experts
 
     def shard(self, layout: Layout) -> Shard:
@@ -76,7 +76,7 @@ class Experts(Part):
         return Shard(dense=replicated + shared, expert=self.routed / (layout.ep * layout.etp))
 
     def saved(self, layout: Layout, *, selective: bool, skew: float) -> float:
-        """The sorted inputs (2h), gate and up projections (4f) and their product (2f) of each token's top k, the
+        """Add up the sorted inputs (2h), gate and up projections (4f) and their product (2f) of each token's top k, the
         router's logits, scores and mask (10 bytes an expert), and the shared expert's 6f and output.
 
         A rank sends its tokens / tp, k times each, and gets as many back; with etp > 1 it gets those of etp ranks and a
@@ -98,7 +98,8 @@ class Experts(Part):
         return *feed_forward(self.hidden, self.width, self.experts), *shared
 
     def read(self, batch: float) -> float:
-        """Experts that no token of the batch chose are not read: with even routing a share (1 - k/E)^batch of them."""
+        """Count all but the experts that no token of the batch chose: with even routing a share (1 - k/E)^batch of
+        them."""
         return self.parameters - float((1 - self.chosen / self.experts) ** batch) * self.routed
 
     def prefill(self, engine: SglangEngine) -> float:

@@ -7,7 +7,7 @@ from importlib.abc import MetaPathFinder
 
 
 class BeforeSglang(MetaPathFinder):
-    """Finds nothing."""
+    """A finder that finds nothing, but puts the shims in place when `sglang` is imported."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         if fullname == "sglang":

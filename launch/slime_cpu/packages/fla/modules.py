@@ -34,7 +34,7 @@ class ShortConvolution(Conv1d):
         self.activation = activation
 
     def forward(self, x: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, None]:  # type: ignore[override]
-        """x, B x T x D -> the same shape, and no state. cu_seqlens: bounds of the sequences in one row."""
+        """Convolve x, B x T x D -> the same shape, and no state. cu_seqlens: bounds of the sequences in one row."""
         bounds = [0, x.size(1)] if cu_seqlens is None else cu_seqlens.tolist()
         before = self.kernel_size[0] - 1
         parts = [functional.pad(x[:, a:b].mT, (before, 0)) for a, b in pairwise(bounds) if a < b]
@@ -63,7 +63,7 @@ class FusedRMSNormGated(Module):
         self.eps, self.gate = eps, GATES[activation]
 
     def forward(self, x: Tensor, g: Tensor) -> Tensor:
-        """x, ... x D, and what is gated by, of the same shape; computed in float32 at least."""
+        """Normalise x, ... x D, and gate it by g, of the same shape; computed in float32 at least."""
         kind = torch.promote_types(x.dtype, torch.float32)
         normed = functional.rms_norm(x.to(kind), self.weight.shape, self.weight.to(kind), self.eps)
         return (normed * self.gate(g.to(kind))).to(x.dtype)

@@ -30,7 +30,8 @@ def chunk_gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, None]:
-    """q and k, B x T x H x K, v, B x T x H x V, g and beta, B x T x H -> B x T x H x V, computed in float32 at least.
+    """Apply the rule: q and k, B x T x H x K, v, B x T x H x V, g and beta, B x T x H -> B x T x H x V, computed in
+    float32 at least.
 
     cu_seqlens: bounds of the sequences in one row; without it each row is one.
     """
@@ -59,7 +60,7 @@ def _unit(vectors: Tensor) -> Tensor:
 
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The chunk's outputs, ... x C x V, and the state after it."""
+    """Return the chunk's outputs, ... x C x V, and the state after it."""
     passed = g.cumsum(-1)  # ... x C: the logarithm of what is left of the state before the chunk
     later = torch.ones(g.size(-1), g.size(-1), dtype=torch.bool).triu(1)
     left = (passed.unsqueeze(-1) - passed.unsqueeze(-2)).masked_fill(later, float("-inf")).exp()  # of row's, at column

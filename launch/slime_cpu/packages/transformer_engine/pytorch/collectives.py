@@ -19,22 +19,22 @@ def size_of(group: Group) -> int:
 
 
 def copied(whole: Tensor, group: Group) -> Tensor:
-    """The same tensor, which each process uses for its own part: gradients are summed."""
+    """Return the same tensor, which each process uses for its own part: gradients are summed."""
     return whole if size_of(group) == 1 else _exchange(_Copy, whole, group)
 
 
 def summed(part: Tensor, group: Group) -> Tensor:
-    """The sum of all processes' tensors."""
+    """Return the sum of all processes' tensors."""
     return part if size_of(group) == 1 else _exchange(_Sum, part, group)
 
 
 def gathered(share: Tensor, group: Group) -> Tensor:
-    """All processes' tokens, in the order of ranks; each uses them for its own part: gradients are summed."""
+    """Gather all processes' tokens, in the order of ranks; each uses them for its own part: gradients are summed."""
     return share if size_of(group) == 1 else _exchange(_Gather, share, group)
 
 
 def sum_scattered(part: Tensor, group: Group) -> Tensor:
-    """This process's tokens of the sum of all processes' tensors."""
+    """Return this process's tokens of the sum of all processes' tensors."""
     return part if size_of(group) == 1 else _exchange(_SumScatter, part, group)
 
 

@@ -10,7 +10,7 @@ def activation_recompute_forward(
 
 
 class CudaRNGStatesTracker:
-    """Megatron derives a class when it is imported, and uses its own tracker."""
+    """The class that Megatron derives another from when it is imported, though it uses its own tracker."""
 
     def __init__(self) -> None:
         raise NotImplementedError("--te-rng-tracker has no stand-in on a CPU")

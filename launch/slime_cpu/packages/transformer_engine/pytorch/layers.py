@@ -20,7 +20,7 @@ Init = Callable[[Tensor], object] | None
 
 
 class Layer(Module):
-    """`_extra_state` is in every checkpoint of Transformer Engine's layers: without FP8 a tensor of no bytes."""
+    """A layer with the `_extra_state` of all Transformer Engine checkpoints: without FP8 a tensor of no bytes."""
 
     fp8 = fp8_calibration = False
 
@@ -71,8 +71,8 @@ def share(total: int, parts: int) -> int:
 
 
 def mark(parameter: Parameter, dimension: int) -> None:
-    """As Megatron's own layers mark a parameter of which each process has a part; Transformer Engine's linear layers
-    mark their weights so even where each process has all of it."""
+    """Mark a parameter of which each process has a part, as Megatron's own layers do; Transformer Engine's linear
+    layers mark their weights so even where each process has all of it."""
     parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
     parameter.partition_dim = dimension  # type: ignore[attr-defined]
     parameter.partition_stride = 1  # type: ignore[attr-defined]
@@ -173,7 +173,7 @@ class Linear(Layer):
                 mark(self.bias, 0)
 
     def forward(self, tokens: Tensor, is_first_microbatch: bool | None = None) -> Any:
-        """T x in -> T x out; with `return_bias` the bias besides, which is not added then."""
+        """Map T x in -> T x out; with `return_bias` the bias besides, which is not added then."""
         if self.parallel_mode == "column":
             tokens = (gathered if self.sequence_parallel else copied)(tokens, self.tp_group)
         output = functional.linear(tokens, self.weight.to(tokens.dtype))
@@ -185,7 +185,7 @@ class Linear(Layer):
 
 
 class LayerNormLinear(Linear):
-    """Normalisation and linear layer in one."""
+    """A normalisation and a linear layer in one."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class GroupedLinear(Layer):
         return [getattr(self, f"bias{expert}") for expert in range(self.num_gemms)] if self.use_bias else []
 
     def forward(self, tokens: Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None) -> Any:
-        """T x in -> T x out, where the first `m_splits[0]` tokens are those of the first expert, and so on."""
+        """Map T x in -> T x out, where the first `m_splits[0]` tokens are those of the first expert, and so on."""
         biases = [] if self.return_bias else self._biases()
         outputs = [
             functional.linear(part, weight.to(part.dtype), biases[expert].to(part.dtype) if biases else None)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 
 class FusedAdam(Optimizer):
-    """Weight decay is decoupled (`adam_w_mode`) or added to the gradient."""
+    """Adam whose weight decay is decoupled (`adam_w_mode`) or added to the gradient."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def moe_permute(inp: Tensor, routing_map: Tensor, num_out_tokens: int = -1) -> tuple[Tensor, Tensor]:
-    """Tokens, T x H, and which experts each goes to, T x E -> the tokens of each expert in turn, with a map of rows."""
+    """Sort tokens, T x H, by the experts that each goes to, T x E -> the tokens of each in turn, with a map of rows."""
     rows = routing_map.bool().T.nonzero()  # R x 2: an expert and a token, sorted by expert
     if num_out_tokens not in (-1, len(rows)):
         raise NotImplementedError(f"{len(rows)} routes in a buffer of {num_out_tokens} has no stand-in on a CPU")
@@ -20,7 +20,7 @@ def moe_permute(inp: Tensor, routing_map: Tensor, num_out_tokens: int = -1) -> t
 def moe_permute_with_probs(
     inp: Tensor, probs: Tensor, routing_map: Tensor, num_out_tokens: int = -1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `moe_permute`, with the weight of each row, of T x E."""
+    """Permute as `moe_permute` does, and return the weight of each row, of those in T x E, as well."""
     tokens, rows = moe_permute(inp, routing_map, num_out_tokens)
     return tokens, probs[rows[:, 1], rows[:, 0]], rows
 
@@ -31,7 +31,7 @@ def moe_unpermute(
     merging_probs: Tensor | None = None,
     restore_shape: torch.Size | None = None,
 ) -> Tensor:
-    """The sum of each token's rows, T x H; with `merging_probs`, T x E, weighed."""
+    """Sum each token's rows, T x H; with `merging_probs`, T x E, weighed."""
     assert restore_shape is not None
     expert, token = row_id_map.T
     if merging_probs is not None:
@@ -40,7 +40,7 @@ def moe_unpermute(
 
 
 def moe_sort_chunks_by_index(inp: Tensor, split_sizes: Tensor, sorted_index: Tensor) -> Tensor:
-    """Chunks of rows in another order."""
+    """Put chunks of rows into another order."""
     chunks = torch.split(inp, split_sizes.tolist())
     return torch.cat([chunks[place] for place in sorted_index.tolist()])
 
@@ -48,7 +48,7 @@ def moe_sort_chunks_by_index(inp: Tensor, split_sizes: Tensor, sorted_index: Ten
 def moe_sort_chunks_by_index_with_probs(
     inp: Tensor, probs: Tensor, split_sizes: Tensor, sorted_index: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `moe_sort_chunks_by_index`, and the rows' weights in the same order."""
+    """Sort as `moe_sort_chunks_by_index` does, and put the rows' weights into the same order."""
     return (
         moe_sort_chunks_by_index(inp, split_sizes, sorted_index),
         moe_sort_chunks_by_index(probs, split_sizes, sorted_index),

@@ -73,7 +73,7 @@ class DotProductAttention(Layer):
         max_seqlen_kv: int | None = None,
         **options: object,
     ) -> Tensor:
-        """Queries T x Q x D, keys T x K x D, values T x K x V (`thd`) -> T x (Q V); with `sbhd`, S x B in place of T.
+        """Map queries T x Q x D, keys T x K x D, values T x K x V (`thd`) -> T x (Q V); `sbhd` has S x B in place of T.
 
         T, S: this process's tokens. `cu_seqlens_q` has the bounds of whole sequences, those of all ranks.
         """
@@ -108,7 +108,7 @@ class DotProductAttention(Layer):
         return torch.cat(parts)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The queries are those of the last tokens."""
+        """Attend within one sequence, of whose last tokens the queries are."""
         own, seen = query.size(0), key.size(0)
         mask = torch.ones(own, seen, dtype=torch.bool).tril(seen - own) if own < seen else None
         grouped = query.size(1) != key.size(1)
@@ -120,5 +120,5 @@ class DotProductAttention(Layer):
 
 
 def _in_order(shares: tuple[Tensor, ...], start: int, middle: int, end: int) -> Tensor:
-    """One sequence, of which each rank has its first part before its second."""
+    """Join one sequence, of which each rank has its first part before its second."""
     return torch.cat([share[start:middle] for share in shares] + [share[middle:end] for share in reversed(shares)])

@@ -27,6 +27,7 @@ AGENTS = {
     "opencode": "slime_swe.rollout.agents.opencode.Opencode",
     "openhands": "slime_swe.rollout.agents.openhands.OpenHands",
 }
+IN_PROCESS = {"native", "blocks"}  # of these, those that are no program
 
 
 class AgentError(InfrastructureError):

@@ -15,7 +15,7 @@ from slime_swe.errors import UserError
 from slime_swe.launch.agent_check import Report, check_agent, ends, prefix_cache_ceiling, problems_of, retained
 from slime_swe.launch.cli import run
 from slime_swe.launch.commands.agent import SEED
-from slime_swe.rollout.agents.base import AGENTS, agent_class
+from slime_swe.rollout.agents.base import AGENTS, IN_PROCESS
 from slime_swe.rollout.agents.mini_swe_agent import MiniSweAgent
 from slime_swe.rollout.agents.toy_task import with_malformed_call
 from slime_swe.rollout.chat.tokenizer import load_tokenizer
@@ -29,7 +29,7 @@ from slime_swe.rollout.scripted import Sampled
 from tests.rollout.agents.tiny_agent import PROGRAM, TinyAgent
 from tests.rollout.support import of_agents
 
-PROGRAMS = sorted(name for name in AGENTS if agent_class(name).is_program)
+PROGRAMS = sorted({*AGENTS} - IN_PROCESS)
 
 
 def test_retained_tokens_are_those_trained_once_as_they_were_sampled():

@@ -8,7 +8,7 @@ import pytest
 
 from slime_swe.data_sources.task import Workspace
 from slime_swe.patches import apply_patch
-from slime_swe.rollout.agents.base import AGENTS, Agent, agent_class
+from slime_swe.rollout.agents.base import AGENTS, IN_PROCESS, Agent, agent_class
 from slime_swe.rollout.agents.blocks import _PATH, BlocksAgent, _load_template
 from slime_swe.rollout.client import EngineClient, Sampling
 from slime_swe.rollout.episode import Episode, StopReason
@@ -108,6 +108,6 @@ def test_paths_are_found_in_a_statement_of_one_long_word_in_linear_time():
 
 def test_which_agents_are_no_programs_and_which_can_be_evaluated_at_an_endpoint():
     classes = {name: agent_class(name) for name in AGENTS}
-    assert {name for name, made in classes.items() if not made.is_program} == {"native", "blocks"}
+    assert {name for name, made in classes.items() if not made.is_program} == IN_PROCESS
     missing = [n for n, made in classes.items() if made.open_at_endpoint.__func__ is Agent.open_at_endpoint.__func__]
     assert missing == ["blocks"]

@@ -1,8 +1,9 @@
 """`Recipe`: everything that names a run, as frozen dataclasses, from the model to the warm start. Read this file first.
 
-A module of this folder has a function `recipe()` that returns one. A recipe becomes another in three ways:
+A module of this folder has a function `recipe()` that returns one. A recipe becomes another in four ways:
 
 - by the name of another module: `recipe=qwen3_8b`, or any importable one, often a `dataclasses.replace` of one here;
+- by another model of its family: `model=ORG/NAME`, or a folder;
 - by another kind of tasks: `task=arc`, a function in `recipes/tasks.py`;
 - by a field that the command line overrides, named by its dotted key: `rollout.max_turns=6`.
 

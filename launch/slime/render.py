@@ -1,4 +1,4 @@
-"""Recipe -> the command line of SLiME, of its fork miles, and the same arguments for every other engine.
+"""Recipe -> the command line of SLiME and of its fork miles, and the `args` of an engine that has no command line.
 
     render(recipe, folder)         the job: program, flags, environment, files
       sections(recipe, folder)     heading -> attributes of SLiME's `args`, by SLiME's own names: a table of fields
@@ -6,12 +6,13 @@
       settings_files(...)          what SLiME has no flag for, by names that begin with `swe_` (`ours`)
       render_flags(...)            attributes -> words, then the recipe's own `slime.flags`
       environment(...)             what the processes of the job need beside it
-    to_args(recipe, folder)        the same attributes as a namespace, for plug-ins and the embedded engine
+    to_args(recipe, folder)        the attributes that plug-ins read, as a namespace, for the embedded engine
 
 The flag of an attribute is the one by which SLiME's parser sets it (`Manifest.to_argv`): `--rollout-batch-size` comes
 of `rollout_batch_size`, which is `recipe.rollout.batch_size`. What tests hold:
 
-- what each shipped recipe says is taken by the parsers of SLiME, Megatron and SGLang, and no flag is said twice;
+- what each shipped recipe says is taken by the manifest of SLiME's, Megatron's and SGLang's flags, and, where SLiME is
+  checked out, by their own parsers (`tests/contract`); no flag is said twice;
 - each field of a recipe reaches the job, or is named in `tests/launch/slime/test_render.py` with who reads it;
 - each choice of algorithm, schedule and layout is the flags that the same tests name for it;
 - paths are absolute, and the files that a job has written lie in the run's folder;
@@ -93,7 +94,7 @@ def render(
     resume: bool = False,
     checkouts: Checkouts | None = None,
 ) -> Job:
-    """Make the job of a run in `folder`. Touches no file. Raises `UserError`."""
+    """Make the job of a run in `folder`. Writes no file. Raises `UserError`."""
     run, found = folder.resolve(), checkouts or upstream.checkouts()
     return Job(
         program=(

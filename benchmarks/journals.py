@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.command import Figures, run
 from benchmarks.trackers import Steps, whole_steps
 from slime_swe.embedded.loop import PHASES, train
-from slime_swe.files import Journal
+from slime_swe.journal import Journal
 from slime_swe.launch.slime.render import to_args
 from slime_swe.rollout.journals import append_records
 from slime_swe.rollout.records import EPISODES, METRICS

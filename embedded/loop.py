@@ -45,7 +45,8 @@ from slime_swe.embedded.train_data import to_train_data
 from slime_swe.embedded.trainer import Trainer, trained_samples
 from slime_swe.embedded.workers import set_threads
 from slime_swe.errors import UserError
-from slime_swe.files import Journal, replace_file, writing
+from slime_swe.files import replace_file, writing
+from slime_swe.journal import Journal
 from slime_swe.rollout.collect import Driver, Rollout, driver_of
 from slime_swe.rollout.engine import abort_all
 from slime_swe.rollout.evaluation import as_slime, evaluate, limits, load_evaluation_tasks

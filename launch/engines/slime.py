@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from slime_swe.errors import UserError
-from slime_swe.files import Journal
+from slime_swe.journal import Journal
 from slime_swe.launch.doctor.checkpoint import unfinished
 from slime_swe.launch.engines import WHOLE_WEIGHTS, Engine, Start
 from slime_swe.launch.model import checkpoint_folder, converted_folder

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_swe.attempts import of_last_attempt
-from slime_swe.files import Journal
+from slime_swe.journal import Journal
 from slime_swe.launch.replay.asked import Asked
 from slime_swe.launch.replay.figures import Row, Sums, changes, compared, figures, rows_of, sums_of
 from slime_swe.launch.replay.replayed import Groups, Recorded, Replay, Replayed, read_recorded

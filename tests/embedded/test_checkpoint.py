@@ -182,7 +182,8 @@ import resource, sys
 from pathlib import Path
 from slime_swe.embedded import checkpoint
 from slime_swe.embedded.checkpoint import State
-from slime_swe.files import FileError, Journal
+from slime_swe.files import FileError
+from slime_swe.journal import Journal
 
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 if limit:

@@ -21,7 +21,8 @@ from slime_swe.embedded.loop import train
 from slime_swe.embedded.server_process import ServerError
 from slime_swe.embedded.trainer import Trainer
 from slime_swe.errors import InfrastructureError, UserError
-from slime_swe.files import FileError, Journal
+from slime_swe.files import FileError
+from slime_swe.journal import Journal
 from slime_swe.rollout.collect import FilterError
 from slime_swe.rollout.journals import TrainedSamples, read_records
 from slime_swe.rollout.scheduling import outage

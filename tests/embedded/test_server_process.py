@@ -15,7 +15,7 @@ from slime_swe.embedded.loop import train
 from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.server_process import ServerError, ServerProcess, update_weights, url_of
 from slime_swe.embedded.train_data import TrainData
-from slime_swe.files import Journal
+from slime_swe.journal import Journal
 from tests.embedded.scripted import NoProgress, generate, make_args
 
 

@@ -26,7 +26,7 @@ from slime_swe.embedded.trackers import (
     require_account,
 )
 from slime_swe.errors import UserError
-from slime_swe.files import Journal
+from slime_swe.journal import Journal
 from tests.embedded.scripted import NoProgress, TinyEngine, make_args
 from tests.embedded.test_loop import lasting
 from tests.waiting import wait_for

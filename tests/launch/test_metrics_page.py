@@ -13,7 +13,7 @@ import pytest
 
 from slime_swe.embedded.loop import train
 from slime_swe.embedded.trackers import figures_of
-from slime_swe.files import Journal
+from slime_swe.journal import Journal
 from slime_swe.launch.slime_cpu import run
 from slime_swe.rollout.collect import Rollout
 from slime_swe.rollout.metrics import GAP_BEFORE

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from slime_swe.attempts import ATTEMPTS, attempting
-from slime_swe.files import Journal
+from slime_swe.journal import Journal
 from slime_swe.launch.cli import run
 from slime_swe.launch.config import resolve
 from slime_swe.launch.runs import attempt_with_status, create_run, record_end

@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.files import Journal, replace_file
+from slime_swe.files import replace_file
+from slime_swe.journal import Journal
 from slime_swe.launch.watch import Follower
 
 

@@ -174,11 +174,10 @@ async def test_a_forged_log_on_an_odd_path_is_believed_by_the_harness_alone(grad
     log = "".join(f"\n{passed.format(test)}\n" for test in (*task.oracle.fail_to_pass, *task.oracle.pass_to_pass))
     forging = _printing(shape, shape.wrong, log, "os._exit(0)")
     official, *ours = await graders.verdicts(shape, task, forging)
-    witnessed = name != "doctest"  # of which nothing can be mutated
     assert official[:2] == ("solved", True)
-    assert {verdict[:2] for verdict in ours} == {("forged" if witnessed else "unwitnessed", False)}
+    assert {verdict[:2] for verdict in ours} == {("forged", False)}
     gold = await graders.verdicts(shape, task, shape.patches["gold"])
-    assert [solved for _, solved, _ in gold] == [True, witnessed, witnessed]
+    assert [solved for _, solved, _ in gold] == [True, True, True]
 
 
 async def test_a_log_that_the_harness_fails_at_is_the_policy_s_failure(graders: Graders) -> None:

@@ -37,14 +37,14 @@ class _Settings:
 @dataclass(frozen=True)
 class _State:
     """The state that a checkpoint keeps. following: the number of the next new group. waiting: groups to be handed out
-    before it. set_aside: tasks that are handed out no more. cursors: of each set, the place in its order that comes
+    before it. quarantined: tasks that are handed out no more. cursors: of each set, the place in its order that comes
     next. places: for each waiting group its place in that order, and where the cursor was before. outcomes: what the
     curriculum knows."""
 
     fingerprint: str
     following: int
     waiting: list[int]
-    set_aside: list[str]
+    quarantined: list[str]
     cursors: list[int]
     places: list[tuple[int, int]]
     outcomes: dict[str, str]
@@ -122,7 +122,7 @@ class TaskDataSource:
         self._shuffle = settings.rollout_shuffle
         self._following = 0
         self._waiting: list[int] = []
-        self._set_aside: set[str] = set()
+        self._quarantined: set[str] = set()
         self._cursors = [0] * len(self._sets)
         self._places: dict[int, tuple[int, int]] = {}  # a group's number -> its place, and the cursor before
         self._states: dict[int, _State] = {}  # by rollout
@@ -133,7 +133,7 @@ class TaskDataSource:
         return sum(map(len, self._sets))
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """Return the next `num_samples` groups. Raises `UserError` where every task is set aside."""
+        """Return the next `num_samples` groups. Raises `UserError` where every task is quarantined."""
         return [self._group(self._next()) for _ in range(num_samples)]
 
     def add_samples(self, samples: list[Any]) -> None:
@@ -148,9 +148,9 @@ class TaskDataSource:
                 raise UserError(f"a group was given back that was never handed out: its group_index is {number}")
             self._waiting.append(number)
 
-    def set_aside(self, task_id: str) -> None:
+    def quarantine(self, task_id: str) -> None:
         """Hand this task out no more, nor those that belong together with it."""
-        self._set_aside |= self._with(task_id)
+        self._quarantined |= self._with(task_id)
 
     def end_rollout(
         self, rollout_id: int, unfinished: Sequence[int] = (), outcomes: Mapping[str, Sequence[bool]] | None = None
@@ -205,7 +205,7 @@ class TaskDataSource:
         state = _read_state(path)
         if state.fingerprint != self._fingerprint():
             raise UserError(f"{path} was saved with other tasks, weights, seed or shuffling: resume with the same ones")
-        self._following, self._waiting, self._set_aside = state.following, [*state.waiting], {*state.set_aside}
+        self._following, self._waiting, self._quarantined = state.following, [*state.waiting], {*state.quarantined}
         self._cursors, self._places = [*state.cursors], dict(zip(state.waiting, state.places, strict=True))
         self._curriculum.outcomes = {**state.outcomes}
 
@@ -220,7 +220,7 @@ class TaskDataSource:
     def _next(self) -> int:
         if self._waiting:
             return self._waiting.pop(0)
-        if all(task.id in self._set_aside for tasks in self._sets for task in tasks):
+        if all(task.id in self._quarantined for tasks in self._sets for task in tasks):
             raise UserError(f"infrastructure failed on all {len(self)} tasks again and again: see the run's episodes")
         while True:
             number, self._following = self._following, self._following + 1
@@ -239,13 +239,13 @@ class TaskDataSource:
             self._cursors[self._dealt[self._following]] = self._places.pop(self._following)[1]
 
     def _next_place(self, which: int) -> int | None:
-        """Return the place of the next task of a set that has a turn; None where all are set aside. If no other has
+        """Return the place of the next task of a set that has a turn; None where all are quarantined. If no other has
         one, those that are retired have."""
         start, length = self._cursors[which], len(self._sets[which])
         for with_retired in (False, True):
             for place in range(start, start + (self._curriculum.rounds + 1) * length):
                 name = self._at(which, place).id
-                if name not in self._set_aside and (
+                if name not in self._quarantined and (
                     with_retired or self._curriculum.has_turn(self._together[name], place // length)
                 ):
                     return place
@@ -284,7 +284,7 @@ class TaskDataSource:
             self._fingerprint(),
             self._following,
             waiting,
-            sorted(self._set_aside),
+            sorted(self._quarantined),
             [*self._cursors],
             [self._places[number] for number in waiting],
             {**self._curriculum.outcomes},

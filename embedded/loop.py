@@ -245,7 +245,7 @@ class _Loop:
         if self.schedule.carries:
             await gate.drain(partial(abort_all, f"http://{address[0]}:{address[1]}"))
         await update_weights(*address, self.weights_dir, rollout_id)
-        if self.schedule.never_stops:
+        if self.schedule.in_background:
             gate.open()
 
     def save(self, rollout_id: int) -> None:

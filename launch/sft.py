@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Rules:
     """The rules by which episodes are chosen. per_task: episodes of one task, at most. max_turns: of an episode; 0 is
     no bound. max_tokens: of the longest of its samples; 0 is no bound. similar: the share of what two episodes say from
-    which on the second is a duplicate. errors: see `trained_samples`."""
+    which on the second is a duplicate. errors: see `sft_samples`."""
 
     per_task: int = 4
     max_turns: int = 0
@@ -68,7 +68,7 @@ def candidates(
     for place, episode in enumerate(episodes):
         turns = sum(turn.role == "assistant" for turn in episode.turns)
         tokens = max(len(record.tokens) for record in episode.records)
-        samples = trained_samples(episode, rules.errors)
+        samples = sft_samples(episode, rules.errors)
         if episode.task in contaminated:
             left_out["contaminated"] += 1
         elif rules.max_turns and turns > rules.max_turns:
@@ -88,7 +88,7 @@ FLAG = "step_loss_mask"  # of an assistant's message: 0 is context alone (slime/
 
 
 @dataclass(frozen=True)
-class TrainedSample:
+class SftSample:
     """A sample of an episode as it is trained. mask: of its response, empty where tokens were not recorded. turns: up
     to the last that was sampled. flags: of each of them, whether it is trained. failed: turns that ended in an error.
     """
@@ -119,7 +119,7 @@ class TrainedSample:
         }
 
 
-def trained_samples(episode: ExportedEpisode, errors: re.Pattern[str] | None) -> list[TrainedSample]:
+def sft_samples(episode: ExportedEpisode, errors: re.Pattern[str] | None) -> list[SftSample]:
     """Return the episode's samples that have something to train. errors: how a result that is one begins; None trains
     turns that ended in an error too.
 
@@ -133,7 +133,7 @@ def trained_samples(episode: ExportedEpisode, errors: re.Pattern[str] | None) ->
         flags = [_is_trained(turn, record, mask, failed, known) for turn in turns]
         known |= {_name(turn) for turn in turns}
         if any(flags):
-            found.append(TrainedSample(record, tools, mask, turns, flags, len(failed)))
+            found.append(SftSample(record, tools, mask, turns, flags, len(failed)))
     return found
 
 

@@ -29,13 +29,13 @@ from slime_swe.patches import binary_paths
 from slime_swe.rewards.canonical import NotPlain, canonical
 from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
 from slime_swe.rewards.guard import Files, graded_files
-from slime_swe.rewards.shared import remembered
+from slime_swe.rewards.shared import cached
 from slime_swe.rewards.test_log import LIMITS
 from slime_swe.rewards.withheld import sandbox_source
 from slime_swe.sandbox.base import ExecResult, SandboxError, Sandboxes
 
 MIN_SHARE = 7 / 8  # of the held-out calls that the unpatched code gets wrong, and of the others
-MOST_ANSWERS = 4096  # tasks whose unpatched code's answers are remembered, each in less than 2 KiB
+MOST_ANSWERS = 4096  # tasks whose unpatched code's answers are cached, each in less than 2 KiB
 _RUNNER, _CALLS = ".grader/run.py", ".grader/calls.txt"  # where `call_runner.py` is put, and where it looks
 _COMMAND = f"python3 -I -S -B {_RUNNER}"
 _VALUE = re.compile(r"^VALUE ([0-9]+) (.*)$", re.MULTILINE)
@@ -97,7 +97,7 @@ async def _unpatched(task: Task, calls: Calls, sandboxes: Sandboxes) -> Sequence
     assert isinstance(task.oracle, CallsOracle), task.oracle
     decides = (sorted(task.workspace.files.items()), task.oracle.held_out_tests, task.oracle.timeout_seconds)
     key = hashlib.sha256(repr(decides).encode()).digest()  # the files themselves would be kept for as long
-    return await remembered("answers of unpatched code", key, run, most=MOST_ANSWERS)
+    return await cached("answers of unpatched code", key, run, most=MOST_ANSWERS)
 
 
 def _special_cased(right: Sequence[bool], before: Sequence[bool]) -> str:

@@ -27,14 +27,14 @@ from slime_swe.rewards.grade import GraderError
 from slime_swe.rewards.mutation import Recording, mutate, rewrite_literals, tests_in
 from slime_swe.rewards.negative_control import ControlRun
 from slime_swe.rewards.room import UnwrittenError
-from slime_swe.rewards.shared import remembered
+from slime_swe.rewards.shared import cached
 from slime_swe.rewards.withheld import Records, Withheld, read_records
 from slime_swe.sandbox.base import Sandbox, Sandboxes
 
 Files = Mapping[str, bytes]
 Control = Callable[[Sequence[str]], Awaitable[ControlRun]]
 
-MOST_CONTROLS = 8192  # that are remembered, two of a task and up to 31 more where its deciding tests have no value
+MOST_CONTROLS = 8192  # that are cached, two of a task and up to 31 more where its deciding tests have no value
 _RECORD_BYTES = 1 << 20  # read of what a run has recorded: some ten thousand values
 _READ_SECONDS = 30.0
 
@@ -183,7 +183,7 @@ async def known_control(
         repr(decides).encode(errors="backslashreplace")
     ).digest()  # the files would be kept for as long
     try:
-        return await remembered(
+        return await cached(
             "control",
             (sandboxes, key),
             lambda: control(tests),

@@ -131,11 +131,11 @@ class ControlledRuns(Protocol):
         ...
 
     async def gold_control(self, tests: Sequence[str]) -> ControlRun:
-        """Make the control run with the gold patch, which must not be empty. It may be remembered."""
+        """Make the control run with the gold patch, which must not be empty. It may be cached."""
         ...
 
     async def unpatched_control(self, tests: Sequence[str]) -> ControlRun:
-        """Make the control run without a patch. It may be remembered."""
+        """Make the control run without a patch. It may be cached."""
         ...
 
     async def altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
@@ -144,7 +144,7 @@ class ControlledRuns(Protocol):
         ...
 
     async def gold_altered(self, forms: Mapping[str, int], only: Sequence[str]) -> ControlRun:
-        """Make the altered run with the gold patch, which must not be empty. It may be remembered."""
+        """Make the altered run with the gold patch, which must not be empty. It may be cached."""
         ...
 
 

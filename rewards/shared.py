@@ -18,17 +18,17 @@ KEPT = 128  # of a kind whose results may be whole files
 T = TypeVar("T")
 
 
-async def remembered(
+async def cached(
     kind: str,
     key: Hashable,
     make: Callable[[], Awaitable[T]],
     keep: Callable[[T], bool] = lambda _: True,
     most: int = KEPT,
 ) -> T:
-    """Return what `make` gives. The first caller with this key makes it for all. A failure is not remembered, nor what
+    """Return what `make` gives. The first caller with this key makes it for all. A failure is not cached, nor what
     is not worth to `keep`. most: results of this kind that are kept, those that were asked for last."""
     known: OrderedDict[Hashable, asyncio.Future[T]] = await opened_once(
-        ("remembered", kind), lambda: contextlib.nullcontext(OrderedDict())
+        ("cached", kind), lambda: contextlib.nullcontext(OrderedDict())
     )
     if key not in known:
         known[key] = asyncio.ensure_future(make())

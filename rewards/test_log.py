@@ -35,7 +35,7 @@ from slime_swe.rewards.mutated_files import (
 )
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
 from slime_swe.rewards.room import cause_found, image_limits, put
-from slime_swe.rewards.shared import remembered
+from slime_swe.rewards.shared import cached
 from slime_swe.rewards.withheld import Records
 from slime_swe.sandbox.base import ExecResult, Limits, Sandbox, SandboxError, Sandboxes
 from slime_swe.sandbox.many_files import null_terminated, read_many, write_many
@@ -209,7 +209,7 @@ async def _named_by_gold(task: Task, sandboxes: Sandboxes) -> frozenset[str]:
         return expected & results.keys()
 
     key = (sandboxes, hashlib.sha256(repr(task).encode(errors="backslashreplace")).digest())
-    return await remembered("named by gold", key, named, keep=bool, most=MOST_CONTROLS) or expected
+    return await cached("named by gold", key, named, keep=bool, most=MOST_CONTROLS) or expected
 
 
 def _with_tests(task: Task, names: Collection[str]) -> Task:

@@ -8,11 +8,11 @@ episode is played and tried again is in `play`; which groups make a batch, in `s
   that the filter drops are replaced.
 - A batch of the schedule `sync` is a function of what groups come to, not of which ends first.
 - A group is trained once or dropped once. One that a batch leaves unfinished goes on under the next weights; with
-  `sync` it is given back, and sampled anew from what the data source gave.
+  `sync` it is requeued, and sampled anew from what the data source gave.
 - No group is dropped for being old: the staleness of what is trained is bounded by admitting less.
 - What infrastructure breaks is no reward: a group that it leaves without episodes enough is put off and tried again,
-  and what is sound in it is kept while the weights are the same. A task that breaks alone is set aside; an outage sets
-  none aside, and ends the run only after `rollout.outage_limit` seconds.
+  and what is sound in it is kept while the weights are the same. A task that breaks alone is quarantined; an outage
+  quarantines none, and ends the run only after `rollout.outage_limit` seconds.
 - No more episodes sample at once than there are slots; an episode frees its slot before it is graded.
 - The data source hears of each episode's outcome once, and never of one that infrastructure broke.
 - A policy whose first hundred episodes hold no tool call ends the run, before it is paid for.
@@ -56,7 +56,7 @@ from slime_swe.rollout.scheduling.schedulers import (
 from slime_swe.sample import Sample
 
 _log = logging.getLogger(__name__)
-MOST_OF_A_TASK = 3  # groups of a task that infrastructure breaks, one after the other, before the task is set aside
+MOST_OF_A_TASK = 3  # groups of a task that infrastructure breaks, one after the other, before the task is quarantined
 _GENERATE = "slime_swe.rollout.slime_plugin.generate"  # the one generate function whose records have every call
 
 
@@ -73,7 +73,7 @@ async def driver_of(args: Any, hooks: RolloutHooks) -> Driver:
         return Driver(
             player, scheduler, first_calls=first_calls, gate=await gate_of_loop(), abort=partial(abort_all, url)
         )
-    return Driver(player, scheduler, first_calls=first_calls, goes_on=schedule.never_stops)
+    return Driver(player, scheduler, first_calls=first_calls, in_background=schedule.in_background)
 
 
 class Driver:
@@ -81,10 +81,10 @@ class Driver:
 
     A group that infrastructure leaves without episodes enough is put off: another may begin in its place, and it begins
     again once an episode that began later has come to a sound end, so that infrastructure works. The third such group
-    of a task in a row (`MOST_OF_A_TASK`) is dropped, and the task set aside. What is sound or finished in a group is
-    kept as long as the weights are the same.
+    of a task in a row (`MOST_OF_A_TASK`) is dropped, and the task is quarantined. What is sound or finished in a group
+    is kept as long as the weights are the same.
 
-    goes_on: between two calls of `collect` too groups are played and begun. Without it, those that a batch leaves
+    in_background: groups are played and begun between two calls of `collect` too. Without it, those that a batch leaves
     unfinished wait at the `gate` with their sandboxes open; `abort` has the engines drop what they sample for them.
     first_calls: None where the policy need not call tools. It counts from this driver's first group on, also in a run
     that is resumed.
@@ -96,13 +96,13 @@ class Driver:
         scheduler: Scheduler,
         *,
         first_calls: FirstCalls | None = None,
-        goes_on: bool = False,
+        in_background: bool = False,
         gate: Gate | None = None,
         abort: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self.player, self.scheduler = player, scheduler
         self.first_calls = first_calls
-        self.goes_on, self.gate, self.abort = goes_on, gate or Gate(), abort
+        self.in_background, self.gate, self.abort = in_background, gate or Gate(), abort
         self._version = 0
         self._playing: asyncio.Task[None] | None = None
         self._changed, self._woken = asyncio.Event(), asyncio.Event()
@@ -132,12 +132,12 @@ class Driver:
                 self._changed.clear()
                 if self._playing.done():
                     self._playing.result()  # it ends by what it raises alone
-            if not self.goes_on:
+            if not self.in_background:
                 await self._stop_playing()
-            given_back = set(batch.given_back) - self._put_off.keys()
-            await self._give_back(given_back, data_source)
+            requeued = set(batch.requeued) - self._put_off.keys()
+            await self._requeue(requeued, data_source)
             rollout = self._rollout(batch, version, data_source)
-            rollout.given_back = len(given_back)
+            rollout.requeued = len(requeued)
             if self.abort is not None:
                 await self.gate.drain(self.abort)
             return rollout
@@ -207,8 +207,8 @@ class Driver:
         del self._gave_way[task], self._plays[number]
         self._require_calls(number, group)
         if lost and isinstance(data_source, TaskSource):
-            _log.warning("task %s is set aside: infrastructure failed on it again and again", task)
-            data_source.set_aside(task)
+            _log.warning("task %s is quarantined: infrastructure failed on it again and again", task)
+            data_source.quarantine(task)
         reason = LOST if lost else why_filtered(self.player.args, self.player.hooks.group_filter, group)
         self._judged[number] = _Judged(group, reason)
         outcome = Outcome.BROKEN if lost else Outcome.UNIFORM if reason else Outcome.INFORMATIVE
@@ -223,10 +223,10 @@ class Driver:
         records = [episode_of(segments[0]) for segments in episodes if not is_broken(segments)]
         counters = [record.counters for record in records if record is not None and record.turns]
         first.end(number, [(sum(one.tool_calls.values()), one.malformed_calls) for one in counters])
-        if first.hopeless(running):
+        if first.without_calls(running):
             raise UserError(_why_no_calls(first.seen(running), first.malformed, self.player.args))
 
-    async def _give_back(self, numbers: set[int], data_source: DataSource) -> None:
+    async def _requeue(self, numbers: set[int], data_source: DataSource) -> None:
         """End these groups, which the data source will give again."""
         await end_all([task for task, number in self._running.items() if number in numbers])
         self._running = {task: number for task, number in self._running.items() if number not in numbers}
@@ -280,7 +280,7 @@ class Driver:
         comes before groups that begin later. Episodes that wait for new weights keep their slots: then it is another,
         which begins with as many episodes at once as training has come to.
         """
-        if self.goes_on:
+        if self.in_background:
             return self.player
         return Player(self.player.args, self.player.hooks, self.player.slots, self.player.outages)
 
@@ -327,7 +327,7 @@ class DataSource(Protocol):
 class TaskSource(DataSource, Protocol):
     """A data source that takes reports of what becomes of its groups, as ours does."""
 
-    def set_aside(self, task_id: str) -> None:
+    def quarantine(self, task_id: str) -> None:
         """Hand this task out no more: infrastructure fails on it again and again."""
         ...
 
@@ -344,7 +344,7 @@ class TaskSource(DataSource, Protocol):
 class Rollout:
     """The result of one step's sampling. `kept` is trained on; `played` are the groups that were judged for it.
 
-    dropped: groups by reason. given_back: groups that will be sampled anew. retried: tries at episodes that
+    dropped: groups by reason. requeued: groups that will be sampled anew. retried: tries at episodes that
     infrastructure broke and that were made again, by cause. staleness: for each group that is kept, by how many
     training steps the weights under which it began are older than those that it trains. admitted: how many episodes
     were admitted at once when the batch was complete.
@@ -353,7 +353,7 @@ class Rollout:
     kept: list[Group] = field(default_factory=list)
     played: list[Group] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
-    given_back: int = 0
+    requeued: int = 0
     retried: Counter[str] = field(default_factory=Counter)
     staleness: list[int] = field(default_factory=list)
     reward_seconds: float = 0.0
@@ -445,7 +445,7 @@ class FirstCalls:
         first = min(running, default=math.inf)
         return sum(count for group, count in self._episodes.items() if group < first)
 
-    def hopeless(self, running: Iterable[int]) -> bool:
+    def without_calls(self, running: Iterable[int]) -> bool:
         return self.seen(running) >= self.enough
 
 

@@ -66,8 +66,8 @@ class RunRecord:
             _log.warning("%s", warning)
             record = {**record, "warning": warning}
         self._append(record)
-        given_back: dict[str, float] = {"rollout/given_back": rollout.given_back}
-        return rollout.metrics() | before | given_back | {f"rollout/{name}": count for name, count in known.items()}
+        requeued: dict[str, float] = {"rollout/requeued": rollout.requeued}
+        return rollout.metrics() | before | requeued | {f"rollout/{name}": count for name, count in known.items()}
 
     def on_evaluation(self, rollout_id: int, sets: Mapping[str, list[Sample]]) -> None:
         """Record an evaluation's samples by set. rollout_id: SLiME's number of the rollout before it."""

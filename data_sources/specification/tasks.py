@@ -29,8 +29,8 @@ from slime_swe import syntax
 from slime_swe.data_sources.diff import DiffOracle
 from slime_swe.data_sources.factory.packages import ARCHIVES, MAX_FILE_BYTES, MAX_PACKAGE_BYTES, Package, read_package
 from slime_swe.data_sources.factory.runs import command_of
-from slime_swe.data_sources.specification.removal import Definition, Source, lines_of
-from slime_swe.data_sources.specification.removed import SIZES, Proved, proved, sources_of
+from slime_swe.data_sources.specification.removals import SIZES, Proved, proved, sources_of
+from slime_swe.data_sources.specification.source import Definition, Source, lines_of
 from slime_swe.data_sources.synthetic import tasks as synthetic
 from slime_swe.data_sources.task import CallsOracle, Oracle, Task, TestsOracle, Workspace
 from slime_swe.errors import UserError, unknown

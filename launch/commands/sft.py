@@ -34,7 +34,7 @@ from slime_swe.launch.model import checkpoint_path
 from slime_swe.launch.output import print_json
 from slime_swe.launch.runs import RECIPE_FILE, find_run
 from slime_swe.launch.selection import select
-from slime_swe.launch.sft import ERROR, Rules, candidates, choose, trained_samples
+from slime_swe.launch.sft import ERROR, Rules, candidates, choose, sft_samples
 from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets, secrets_of
 from slime_swe.rollout.chat.tokenizer import vocabulary_of
@@ -187,7 +187,7 @@ def _write(path: Path, sources: list[_Source], taken: set[int], rules: Rules) ->
                         if place - 1 not in taken:
                             continue
                         name = f"{source.folder.resolve().name}:{episode.moment}:{episode.number}:{place - 1}"
-                        samples = trained_samples(episode, rules.errors)
+                        samples = sft_samples(episode, rules.errors)
                         file.writelines(encoded(sample.line(name, vocabulary)) for sample in samples)
                         tasks.add(episode.task)
                         counts.episodes += 1

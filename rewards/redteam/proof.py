@@ -66,7 +66,7 @@ def save(result: Result, proof: Path) -> None:
 
 
 def proof_path(sandbox: str, grader: str) -> Path:
-    """Return the file in which a passed gate is remembered."""
+    """Return the file in which a passed gate is recorded."""
     return cache_folder("integrity") / f"{sandbox.partition(':')[0]}-{grader}-{fingerprint(sandbox)}.json"
 
 

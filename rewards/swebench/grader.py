@@ -44,7 +44,7 @@ from slime_swe.rewards.mutated_files import (
 )
 from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_negative_control
 from slime_swe.rewards.room import cause_found, image_limits, put
-from slime_swe.rewards.shared import remembered
+from slime_swe.rewards.shared import cached
 from slime_swe.rewards.swebench.harness import Applied, Harness, apply_in, harness_for, image_of, instance_of, oracle_of
 from slime_swe.rewards.withheld import Records
 from slime_swe.sandbox.base import ExecResult, Sandbox, SandboxError, Sandboxes
@@ -297,7 +297,7 @@ class Evaluation:
 async def restored_tests(evaluation: Evaluation) -> RestoredTests:
     """Return `Evaluation.restored_tests`, read once for all patches of a task."""
     key = (evaluation.image.name, evaluation.script, evaluation.oracle.protected)
-    return await remembered("restored tests", key, evaluation.restored_tests)
+    return await cached("restored tests", key, evaluation.restored_tests)
 
 
 def before_the_tests(script: str) -> str:

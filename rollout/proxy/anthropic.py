@@ -41,7 +41,7 @@ _ERRORS: Mapping[Kind, str] = {
 
 
 class AnthropicMessages:
-    """The `Wire` of Anthropic's messages.
+    """The `Dialect` of Anthropic's messages.
 
     docs/proxy_protocols.md says what is read and what is not. `max_tokens` may be absent, as in a count of tokens.
 

@@ -44,7 +44,7 @@ _ERRORS: Mapping[Kind, tuple[str, str | None]] = {
 
 
 class ChatCompletions:
-    """The `Wire` of OpenAI's chat completions.
+    """The `Dialect` of OpenAI's chat completions.
 
     docs/proxy_protocols.md says what is read and what is not. A call's arguments are given as the policy wrote them.
     """
@@ -66,7 +66,7 @@ class ChatCompletions:
             max_tokens=reading.tokens(asked, "max_completion_tokens", "max_tokens"),
             stream=stream,
             sampling=reading.sampling(asked, _NUMBERS, _OTHERS),
-            wire={"include_usage": usage},
+            context={"include_usage": usage},
         )
 
     def reply(self, request: Request, reply: Reply) -> bytes:
@@ -98,7 +98,7 @@ class ChatCompletions:
         for delta in _deltas(reply):
             yield _chunk(request, reply.id, reply.created, delta)
         yield _chunk(request, reply.id, reply.created, {}, reply.finish)
-        if request.wire["include_usage"]:
+        if request.context["include_usage"]:
             yield sse_event({**_head(request, reply.id, reply.created), "choices": [], "usage": _usage(reply)})
         yield b"data: [DONE]\n\n"
 

@@ -46,7 +46,7 @@ class Request:
 
     tools: function schemas as chat templates take them, {"type": "function", "function": {"name", "description",
     "parameters"}}. max_tokens: of the reply, None if the client does not say. sampling: the client's other sampling
-    parameters, by its own names; the run's settings win. wire: whatever the protocol's module needs for its reply.
+    parameters, by its own names; the run's settings win. context: whatever the protocol's module needs for its reply.
     """
 
     model: str
@@ -55,7 +55,7 @@ class Request:
     max_tokens: int | None = None
     stream: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    wire: Mapping[str, Any] = field(default_factory=dict)
+    context: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class ProxyError(Exception):
         return STATUS[self.kind]
 
 
-class Wire(Protocol):
+class Dialect(Protocol):
     """One protocol: bytes in, bytes out. It knows nothing of sessions or engines.
 
     A reply to a streaming request is `opening`, any number of `keep_alive`s while the policy samples, and then
@@ -187,21 +187,21 @@ class Body:
 class GrowingReader:
     """A reader of one session's requests in one protocol."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
         self._kept: Kept | None = None
 
     def look(self, body: bytes) -> Body:
         return Body(body, self._kept, _added(self._kept, body) if self._kept else None)
 
     def parse(self, body: Body) -> Request:
-        """Parse a request as the wire itself does. Another thread may do this. Raises `ProxyError`."""
+        """Parse a request as the dialect itself does. Another thread may do this. Raises `ProxyError`."""
         if body.before is None or body.added is None:
-            return self._wire.parse(body.whole)
+            return self._dialect.parse(body.whole)
         try:
-            more = self._wire.parse(self._wire.head + body.added + b"]}")
+            more = self._dialect.parse(self._dialect.head + body.added + b"]}")
         except ProxyError:  # parsed whole, it gets an error that names the place
-            return self._wire.parse(body.whole)
+            return self._dialect.parse(body.whole)
         earlier = body.before.request
         return replace(earlier, messages=earlier.messages + more.messages)
 

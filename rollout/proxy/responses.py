@@ -33,7 +33,7 @@ class Tool:
 
 
 class Responses:
-    """The `Wire` of OpenAI's responses.
+    """The `Dialect` of OpenAI's responses.
 
     docs/proxy_protocols.md says what is read and what is not. Nothing is stored: a request holds its whole history.
     Arguments are given as the policy wrote them. Those of a custom tool that hold no string `input` are its input.
@@ -54,7 +54,7 @@ class Responses:
             max_tokens=reading.tokens(asked, "max_output_tokens"),
             stream=reading.flag(asked, "stream"),
             sampling=reading.sampling(asked, _NUMBERS, _OTHERS),
-            wire={"tools": {schema["function"]["name"]: tool for schema, tool in tools if tool}},
+            context={"tools": {schema["function"]["name"]: tool for schema, tool in tools if tool}},
         )
 
     def reply(self, request: Request, reply: Reply) -> bytes:
@@ -223,7 +223,7 @@ def _finished(request: Request, reply: Reply) -> Object:
 
 
 def _items(request: Request, reply: Reply) -> list[Object]:
-    items = [_call_item(request.wire["tools"], call) for call in reply.calls]
+    items = [_call_item(request.context["tools"], call) for call in reply.calls]
     if reply.text or not items:
         message = {
             "type": "message",

@@ -32,13 +32,13 @@ from aiohttp import HttpVersion11, web
 from slime_swe.rollout.proxy.anthropic import AnthropicMessages
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
 from slime_swe.rollout.proxy.connections import Connection, Connections, OneLine
-from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
+from slime_swe.rollout.proxy.conversation import Dialect, ProxyError, Request
 from slime_swe.rollout.proxy.responses import Responses
 from slime_swe.rollout.proxy.sessions import ID_BYTES, KEY_BYTES, Answer, Arrival, ProxySession
 
 MAX_CONNECTIONS = 64  # of one sandbox
 KEEP_ALIVE_SECONDS = 10.0
-WIRES: Mapping[str, Wire] = {
+DIALECTS: Mapping[str, Dialect] = {
     "/v1/chat/completions": ChatCompletions(),
     "/v1/responses": Responses(),
     "/v1/messages": AnthropicMessages(),
@@ -87,9 +87,9 @@ class Proxy:
         return await asyncio.get_running_loop().create_server(Connections(make, self._connections, most), **where)
 
     def routes(self) -> Iterator[web.RouteDef]:
-        messages, chat = WIRES["/v1/messages"], WIRES["/v1/chat/completions"]
-        for path, wire in WIRES.items():
-            yield _route("POST", f"/s/{{session}}{path}", _guarded(wire, partial(self._speak, wire)))
+        messages, chat = DIALECTS["/v1/messages"], DIALECTS["/v1/chat/completions"]
+        for path, dialect in DIALECTS.items():
+            yield _route("POST", f"/s/{{session}}{path}", _guarded(dialect, partial(self._speak, dialect)))
         count = partial(self._count, messages)
         yield _route("POST", "/s/{session}/v1/messages/count_tokens", _guarded(messages, count))
         yield _route("GET", "/s/{session}/v1/models", _guarded(chat, self._models))
@@ -110,14 +110,14 @@ class Proxy:
             _require_key(http, session.key, "this session's")
         return session
 
-    async def _speak(self, wire: Wire, http: web.Request) -> web.StreamResponse:
+    async def _speak(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         session = self._find(http)
-        with session.admit(wire) as arrival:
+        with session.admit(dialect) as arrival:
             request = await session.place(arrival, await _body(http, session, arrival))
             if request.stream:
                 return await self._stream(session, http, arrival, request)
             answer = await session.answer(arrival)
-            response = web.Response(body=wire.reply(request, answer.reply), content_type=_JSON)
+            response = web.Response(body=dialect.reply(request, answer.reply), content_type=_JSON)
             received = self._received(http)
             with suppress(ConnectionError):  # the client has gone: it may come again for the same
                 await response.prepare(http)
@@ -130,21 +130,21 @@ class Proxy:
         self, session: ProxySession, http: web.Request, arrival: Arrival, request: Request
     ) -> web.StreamResponse:
         """Send the opening at once, keep-alive events while the policy samples, and then the reply."""
-        wire = arrival.wire
+        dialect = arrival.dialect
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         stamp = (secrets.token_hex(ID_BYTES), int(time.time()))
         received = self._received(http)
         with suppress(ConnectionError):
             await response.prepare(http)
-            await response.write(wire.opening(request, *stamp))
+            await response.write(dialect.opening(request, *stamp))
             try:
-                answer = await _waiting(session.answer(arrival), response, wire.keep_alive(request, *stamp))
+                answer = await _waiting(session.answer(arrival), response, dialect.keep_alive(request, *stamp))
             except ProxyError as error:
-                await response.write(wire.failed(error, stamp[0]))
+                await response.write(dialect.failed(error, stamp[0]))
                 await response.write_eof()
                 return response
             answer.begun = True
-            for event in wire.events(request, replace(answer.reply, id=stamp[0], created=stamp[1])):
+            for event in dialect.events(request, replace(answer.reply, id=stamp[0], created=stamp[1])):
                 await response.write(event)
             await response.write_eof()
             answer.sent(self._connections.get(http.protocol), received)
@@ -155,9 +155,9 @@ class Proxy:
         connection = self._connections.get(http.protocol)
         return connection.received if connection is not None else 0
 
-    async def _count(self, wire: Wire, http: web.Request) -> web.Response:
+    async def _count(self, dialect: Dialect, http: web.Request) -> web.Response:
         session = self._find(http)
-        with session.admit(wire, count=True) as arrival:
+        with session.admit(dialect, count=True) as arrival:
             tokens = await session.count(arrival, await _body(http, session, arrival))
             return web.json_response({"input_tokens": tokens})
 
@@ -223,14 +223,14 @@ async def _ask_for_body(http: web.Request) -> None:
         await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-def _guarded(wire: Wire, handler: Handler) -> Handler:
+def _guarded(dialect: Dialect, handler: Handler) -> Handler:
     """Wrap a handler so that its errors are replies in the protocol's form."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
         except ProxyError as error:
-            return web.Response(status=error.status, body=wire.error(error), content_type=_JSON)
+            return web.Response(status=error.status, body=dialect.error(error), content_type=_JSON)
 
     return handle
 
@@ -246,7 +246,7 @@ async def _waiting(answer: Awaitable[Answer], response: web.StreamResponse, sign
 
 
 async def _nowhere(http: web.Request) -> web.StreamResponse:
-    paths = ", ".join(WIRES)
+    paths = ", ".join(DIALECTS)
     raise ProxyError("not_found", f"nothing is at {http.method} {http.path[:200]}: a session has /s/<session>{paths}")
 
 

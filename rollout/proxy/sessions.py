@@ -25,13 +25,13 @@ from slime_swe.rollout.episode import EpisodeStatistics, Segment, Session, StopR
 from slime_swe.rollout.proxy.connections import Connection
 from slime_swe.rollout.proxy.conversation import (
     Body,
+    Dialect,
     GrowingReader,
     Message,
     MessageCall,
     ProxyError,
     Reply,
     Request,
-    Wire,
 )
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.proxy.tree import ConversationTree, Key, Placement, Prompt, Start, Turn
@@ -77,7 +77,7 @@ class Policy:
 class Arrival:
     """A request that was admitted, and what of it is known so far. It counts until it is answered or given up."""
 
-    wire: Wire
+    dialect: Dialect
     bytes_held: int = 0
     body: Body | None = None
     placed: Placement | None = None
@@ -162,12 +162,12 @@ class ProxySession:
 
     def _forget(self) -> None:
         self.tree = ConversationTree(self.session, self.policy.templates)
-        self._readers: dict[Wire, GrowingReader] = {}
+        self._readers: dict[Dialect, GrowingReader] = {}
         self._answers: dict[Key, Answer] = {}  # the latest at each prompt, until the client goes on from it
         self._awaited: set[str] = set()  # ids of the calls that no result has come for
 
     @contextmanager
-    def admit(self, wire: Wire, *, count: bool = False) -> Iterator[Arrival]:
+    def admit(self, dialect: Dialect, *, count: bool = False) -> Iterator[Arrival]:
         """Admit a request, before its body is read. Raises `ProxyError` where the session has had enough."""
         if self._at_once >= MOST_AT_ONCE:
             raise ProxyError("too_many", f"this session has {MOST_AT_ONCE} requests under way, the most allowed")
@@ -177,7 +177,7 @@ class ProxySession:
             self.counted += 1
         else:
             self.asked += 1
-        arrival = Arrival(wire)
+        arrival = Arrival(dialect)
         self._at_once += 1
         try:
             yield arrival
@@ -289,7 +289,7 @@ class ProxySession:
         return answer if answer is not None and answer.is_unread else None
 
     async def _read(self, arrival: Arrival, body: bytes) -> Request:
-        reader = self._reader(arrival.wire)
+        reader = self._reader(arrival.dialect)
         arrival.body = reader.look(body)
         if self._is_inline(arrival.body.news):
             return reader.parse(arrival.body)
@@ -325,8 +325,8 @@ class ProxySession:
         if not working.cancelled():
             working.exception()  # was seen: its client may have gone
 
-    def _reader(self, wire: Wire) -> GrowingReader:
-        return self._readers.setdefault(wire, GrowingReader(wire))
+    def _reader(self, dialect: Dialect) -> GrowingReader:
+        return self._readers.setdefault(dialect, GrowingReader(dialect))
 
     def _note_results(self, request: Request) -> None:
         """Count the results of calls, also in a request that is refused: the client has run these calls."""
@@ -374,7 +374,7 @@ class ProxySession:
         train = known and not self.side_call(request)
         recorded = self.tree.record(placed, said, generation, train=train, began=began)
         if arrival.body is not None:
-            self._reader(arrival.wire).keep(arrival.body, request)
+            self._reader(arrival.dialect).keep(arrival.body, request)
         self._forget_answer(recorded.at.after)
         reply = Reply(
             id=secrets.token_hex(ID_BYTES),

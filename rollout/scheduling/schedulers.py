@@ -19,12 +19,12 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Batch:
-    """The groups of one training step, in the order in which they began. given_back: what is to be sampled anew.
+    """The groups of one training step, in the order in which they began. requeued: what is to be sampled anew.
     begun: the versions under which the groups began."""
 
     groups: Sequence[int]
     begun: Sequence[int]
-    given_back: Sequence[int] = ()
+    requeued: Sequence[int] = ()
 
 
 class Scheduler(Protocol):
@@ -119,10 +119,10 @@ class DynamicSampling:
         chosen = sorted(group for group in informative if group < first)[: self.batch_size]
         if len(chosen) < self.batch_size:
             return None
-        given_back = sorted(group for group in (*self._running, *self._ended) if group > chosen[-1])
+        requeued = sorted(group for group in (*self._running, *self._ended) if group > chosen[-1])
         self._running.clear()
         self._ended.clear()
-        return Batch(chosen, [max(0, version - self.lag)] * len(chosen), given_back)
+        return Batch(chosen, [max(0, version - self.lag)] * len(chosen), requeued)
 
     def _informative(self) -> int:
         return list(self._ended.values()).count(Outcome.INFORMATIVE)
@@ -208,7 +208,7 @@ class Schedule:
         return self.carries and not self.overlaps
 
     @property
-    def never_stops(self) -> bool:
+    def in_background(self) -> bool:
         """True where episodes run, and begin, whatever else the run does."""
         return self.carries and self.overlaps
 

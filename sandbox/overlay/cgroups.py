@@ -39,7 +39,7 @@ class Cgroups:
                 parent.mkdir(exist_ok=True)
                 if (parent / "cgroup.subtree_control").exists():
                     (parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in CONTROLLERS))
-            self.give_back(self.take(Limits()))
+            self.release(self.take(Limits()))
         except OSError:
             self.close()
             raise
@@ -55,7 +55,7 @@ class Cgroups:
             _limit(folder, limits)
         return group
 
-    def give_back(self, group: Group) -> None:
+    def release(self, group: Group) -> None:
         """Take back an ended sandbox's group; what does not die with its parent, as Apptainer, is killed."""
         for folder in group:
             _kill(folder)

@@ -146,7 +146,7 @@ class OverlaySandbox(ImageSandbox):
         if self._scratch is not None and not self._keep:
             await asyncio.to_thread(remove_tree, self._scratch)
         if self._group is not None and self._host.cgroups is not None:
-            self._host.cgroups.give_back(self._group)
+            self._host.cgroups.release(self._group)
             self._group = None
 
     def _launch(self, root: Root, ends: tuple[int, int], errors: int) -> None:

@@ -162,7 +162,7 @@ class RaySandbox(BaseSandbox):
             if not node.lost.done():  # of a lost one, nothing is left
                 raise
         finally:
-            self._nodes.give_back(node)
+            self._nodes.release(node)
 
     async def exec(self, command: str, *, timeout: float | None = None) -> ExecResult:
         result: ExecResult = await self._open_node().call("exec", self._number, command, timeout)

@@ -93,7 +93,7 @@ class Nodes:
                     return node
                 await self._change()
 
-    def give_back(self, node: Node) -> None:
+    def release(self, node: Node) -> None:
         node.held -= 1
         self._changed.set()
 

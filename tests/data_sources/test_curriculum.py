@@ -91,7 +91,7 @@ def test_what_a_schedule_samples_ahead_and_gives_back_changes_nothing(tmp_path, 
 def test_where_all_of_a_set_is_retired_none_is(tmp_path):
     source = source_of(tmp_path)
     source.end_rollout(0, outcomes={f"task-{number}": [True] * 4 for number in range(7)})
-    source.set_aside("task-0")
+    source.quarantine("task-0")
     assert Counter(ids(source.get_samples(12))) == {f"task-{number}": 2 for number in range(1, 7)}
 
 
@@ -112,12 +112,12 @@ def test_a_set_keeps_its_weight_whatever_is_retired_or_boosted_in_it(tmp_path):
 def test_a_resumed_run_hands_out_what_it_would_have(tmp_path, rollouts, stop, weighted):
     """size, groups that are given back, and how many episodes are solved."""
     straight, source = fresh_source(tmp_path, weighted), fresh_source(tmp_path, weighted)
-    for number, (size, given_back, skill) in enumerate(rollouts):
+    for number, (size, requeued, skill) in enumerate(rollouts):
         expected, groups = straight.get_samples(size), source.get_samples(size)
         assert groups == expected
         for each in (straight, source):
-            each.add_samples(groups[:given_back])
-            each.end_rollout(number, outcomes=outcomes_of(groups[given_back:], skill))
+            each.add_samples(groups[:requeued])
+            each.end_rollout(number, outcomes=outcomes_of(groups[requeued:], skill))
         source.save(number)
         if number == stop:
             source = fresh_source(tmp_path, weighted)

@@ -106,14 +106,14 @@ def test_groups_come_back_as_they_first_were(tmp_path):
 
 def test_tasks_that_are_set_aside_are_handed_out_no_more(tmp_path):
     source = TaskDataSource(make_args(tmp_path))
-    source.set_aside("task-3")
+    source.quarantine("task-3")
     assert "task-3" not in ids(source.get_samples(12))
     source.save(0)
     resumed = TaskDataSource(make_args(tmp_path))
     resumed.load(0)
     assert "task-3" not in ids(resumed.get_samples(12))
     for number in range(7):
-        resumed.set_aside(f"task-{number}")
+        resumed.quarantine(f"task-{number}")
     with pytest.raises(UserError, match="infrastructure failed on all 7 tasks"):
         resumed.get_samples(1)
 
@@ -159,7 +159,7 @@ def test_they_do_so_within_their_set_where_sets_are_mixed(tmp_path):
 
 def test_what_belongs_together_is_set_aside_together(tmp_path):
     source = TaskDataSource(make_args(tmp_path, **PAIRS))
-    source.set_aside("b3")
+    source.quarantine("b3")
     assert {"a3", "b3"} & {*ids(source.get_samples(22))} == set()
 
 
@@ -267,12 +267,12 @@ def test_tasks_that_are_set_aside_leave_their_turn_to_the_next(tmp_path):
     """A set with one task left plays that one in all of its share; one with none is left out."""
     source = mixed(tmp_path, [1.0, 0.02])
     for task in ("a-0", "a-1"):
-        source.set_aside(task)
+        source.quarantine(task)
     assert {task for task in ids(source.get_samples(400)) if set_of(task) == 1} == {"a-2"}
-    source.set_aside("a-2")
+    source.quarantine("a-2")
     assert {set_of(task) for task in ids(source.get_samples(400))} == {0}
     for number in range(7):
-        source.set_aside(f"task-{number}")
+        source.quarantine(f"task-{number}")
     with pytest.raises(UserError, match="infrastructure failed on all 10 tasks"):
         source.get_samples(1)
 
@@ -288,13 +288,13 @@ def test_a_run_is_resumed_with_its_weights(tmp_path):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=8), st.integers(0, 7), st.integers(0, 2))
-def test_a_resumed_run_goes_on_exactly_where_it_was(tmp_path, sizes, stop, given_back):
+def test_a_resumed_run_goes_on_exactly_where_it_was(tmp_path, sizes, stop, requeued):
     straight = TaskDataSource(make_args(tmp_path))
     source = TaskDataSource(make_args(tmp_path))
     for number, size in enumerate(sizes):
         expected, groups = straight.get_samples(size), source.get_samples(size)
-        straight.add_samples(expected[:given_back])
-        source.add_samples(groups[:given_back])
+        straight.add_samples(expected[:requeued])
+        source.add_samples(groups[:requeued])
         assert groups == expected
         source.save(number)
         if number == stop:

@@ -119,7 +119,7 @@ def test_the_page_has_what_the_hooks_give_slime(tmp_path):
     assert unmatched((name.removeprefix("eval/heldout/") for name in evaluated), ours) == (set(), set())
     driver = Rollout(dropped=Counter(all_solved=1), retried=Counter(sandbox_error=1)).metrics()
     drivers = [name for name in IN_SLIME if name.startswith("rollout/")]
-    assert unmatched({*driver, "rollout/given_back", "rollout/trained_tokens", GAP_BEFORE}, drivers) == (set(), set())
+    assert unmatched({*driver, "rollout/requeued", "rollout/trained_tokens", GAP_BEFORE}, drivers) == (set(), set())
 
 
 def test_trackers_of_the_embedded_engine_have_the_names_that_slimes_have():

@@ -308,7 +308,7 @@ async def test_the_answers_of_all_synthetic_tasks_are_made_once_and_are_small():
     tracemalloc.stop()
 
 
-async def test_a_failure_to_run_the_unpatched_code_is_the_grader_s_and_not_remembered(sandboxes):
+async def test_a_failure_to_run_the_unpatched_code_is_the_grader_s_and_not_cached(sandboxes):
     counting = Counting(sandboxes)
     unpatched = functools.partial(call_values._unpatched, TASK, calls(), counting)
     counting.broken = True

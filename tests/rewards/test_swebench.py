@@ -449,7 +449,7 @@ async def test_the_tests_are_read_once_for_all_patches_of_a_task(sandboxes, sett
     assert opened == 1
 
 
-async def test_a_failure_to_read_the_tests_is_not_remembered(sandboxes, settings) -> None:
+async def test_a_failure_to_read_the_tests_is_not_cached(sandboxes, settings) -> None:
     class Broken:
         def open(self, *arguments, **named):
             raise SandboxError("no more room")

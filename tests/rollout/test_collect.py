@@ -144,7 +144,7 @@ def test_a_curriculum_knows_each_episode_once_but_for_what_infrastructure_broke(
 async def test_what_is_given_back_is_played_anew_as_it_first_was(tmp_path):
     driver, source = make(tmp_path, Played({f"task-{number}": 0.0 for number in range(30)}, seconds=0.01))
     rollouts = [await driver.collect(source, version) for version in range(12)]
-    assert sum(rollout.given_back for rollout in rollouts) > 0
+    assert sum(rollout.requeued for rollout in rollouts) > 0
     seen = [sample for rollout in rollouts for group in rollout.played for sample in flatten(group)]
     assert [sample.index for sample in seen] == list(range(len(seen))), "each once, although some began twice"
 
@@ -193,7 +193,7 @@ def test_an_outage_that_lasts_is_logged_begins_little_and_ends_the_run(tmp_path,
         said = r"every try that began since .* UTC: \d+ in \d+ seconds, .* no such image.*outage_limit=1200"
         with pytest.raises(InfrastructureError, match=said):
             await driver.collect(source, 0)
-        assert source.get_samples(40), "no task is set aside for it"
+        assert source.get_samples(40), "no task is quarantined for it"
         return asyncio.get_running_loop().time()
 
     assert 1200 <= simulate(run()) < 1300
@@ -233,11 +233,13 @@ def make_silent(tmp_path, played: Silent, scheduler=None, **changes) -> tuple:
     return Driver(player, scheduler or DynamicSampling(4, 2.0), first_calls=FirstCalls(), **changes), source
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-async def test_a_run_whose_policy_never_calls_a_tool_ends_after_a_hundred_episodes(tmp_path, goes_on):
+@pytest.mark.parametrize("in_background", [False, True])
+async def test_a_run_whose_policy_never_calls_a_tool_ends_after_a_hundred_episodes(tmp_path, in_background):
     """Also where the filter finds batches in them, which a policy that solves nothing does not give."""
     played = Silent(set())
-    driver, source = make_silent(tmp_path, played, PacedAdmission(4, 2) if goes_on else None, goes_on=goes_on)
+    driver, source = make_silent(
+        tmp_path, played, PacedAdmission(4, 2) if in_background else None, in_background=in_background
+    )
     with pytest.raises(UserError, match=r"^the first 100 episodes of rollout.agent=native hold not one") as caught:
         for version in range(20):
             await driver.collect(source, version)
@@ -327,22 +329,22 @@ async def test_a_checkpoint_goes_on_from_the_end_of_its_rollout(tmp_path):
     assert numbers((await again.collect(resumed, 1)).played) == numbers(following.played)
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-async def test_what_a_batch_leaves_unfinished_goes_on(tmp_path, goes_on):
+@pytest.mark.parametrize("in_background", [False, True])
+async def test_what_a_batch_leaves_unfinished_goes_on(tmp_path, in_background):
     """Each group once, and none begun more than two steps before it is trained."""
     played = Played({f"task-{number}": 0.0 for number in range(0, 40, 4)}, seconds=0.02)
     driver, source = make(tmp_path, played, slots=24)
-    driver = Driver(driver.player, PacedAdmission(4, 2), goes_on=goes_on)
+    driver = Driver(driver.player, PacedAdmission(4, 2), in_background=in_background)
     rollouts = []
     for version in range(8):
         rollouts.append(await driver.collect(source, version))
         before = sum(played.calls.values())
         await asyncio.sleep(0.03)  # training
-        assert (sum(played.calls.values()) > before) == goes_on
+        assert (sum(played.calls.values()) > before) == in_background
     kept = [number for rollout in rollouts for number in numbers(rollout.kept)]
     assert len(kept) == len(set(kept)) == 32
     assert max(max(rollout.staleness) for rollout in rollouts) <= 2
-    assert not any(rollout.given_back for rollout in rollouts)
+    assert not any(rollout.requeued for rollout in rollouts)
     assert max(played.calls.values()) <= SIZE * 2, "no episode was begun twice in an epoch"
     source.save(7)
     resumed = TaskDataSource(source.args)
@@ -366,7 +368,9 @@ async def test_what_fails_between_two_steps_ends_the_next(tmp_path):
     failing = False
 
     driver = Driver(
-        Player(driver.player.args, RolloutHooks(played, no_reward, group_filter)), PacedAdmission(4, 2), goes_on=True
+        Player(driver.player.args, RolloutHooks(played, no_reward, group_filter)),
+        PacedAdmission(4, 2),
+        in_background=True,
     )
     await driver.collect(source, 0)
     failing = True
@@ -376,36 +380,36 @@ async def test_what_fails_between_two_steps_ends_the_next(tmp_path):
     assert played.running == 0
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-async def test_an_evaluation_is_played_beside_the_episodes_of_training(tmp_path, goes_on):
+@pytest.mark.parametrize("in_background", [False, True])
+async def test_an_evaluation_is_played_beside_the_episodes_of_training(tmp_path, in_background):
     """With their slots, before groups that begin later; but with its own where those wait and keep theirs."""
     begun, paused = list[bool](), asyncio.Event()
 
     async def generate(args: Namespace, sample: Sample, params: dict, evaluation: bool) -> Sample:
         begun.append(evaluation)
-        if not goes_on and not evaluation:
+        if not in_background and not evaluation:
             await paused.wait()
         return await played(args, sample, params)
 
     played, slots = Played(seconds=0.01), 8
     driver, source = make(tmp_path, played, slots=slots)
     player = Player(driver.player.args, RolloutHooks(generate, no_reward, None))
-    driver = Driver(player, PacedAdmission(4, 2), goes_on=goes_on)
+    driver = Driver(player, PacedAdmission(4, 2), in_background=in_background)
     training = asyncio.ensure_future(driver.collect(source, 0))
     while sum(not evaluation for evaluation in begun) < slots:
         await asyncio.sleep(0)
     before = len(begun)
     samples = await evaluate(driver.evaluator(), forty("x")[:6])
     assert len(samples) == 12 and all(sample.status is Sample.Status.COMPLETED for sample in samples)
-    assert begun[before:].index(False) >= 12 - slots if goes_on else False not in begun[before:]
+    assert begun[before:].index(False) >= 12 - slots if in_background else False not in begun[before:]
     assert played.most <= slots
     paused.set()
     await training
     await driver.close()
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_slots_are_given_to_the_next_group_as_its_predecessors_episodes_end(tmp_path, goes_on):
+@pytest.mark.parametrize("in_background", [False, True])
+def test_slots_are_given_to_the_next_group_as_its_predecessors_episodes_end(tmp_path, in_background):
     """On a simulated clock: episodes of minutes, some much longer, and gradings."""
     slots, playing, busy = 32, 0, 0.0
     dice = random.Random(3)
@@ -428,10 +432,10 @@ def test_slots_are_given_to_the_next_group_as_its_predecessors_episodes_end(tmp_
     async def run() -> float:
         driver, source = make(tmp_path, Played(), batch=10, slots=slots)
         player = Player(driver.player.args, RolloutHooks(generate, reward, None))
-        driver = Driver(player, PacedAdmission(10, 2), goes_on=goes_on)
+        driver = Driver(player, PacedAdmission(10, 2), in_background=in_background)
         for version in range(12):
             await driver.collect(source, version)
-            if goes_on:
+            if in_background:
                 await asyncio.sleep(120)  # training; without it sampling waits meanwhile
         await driver.close()
         return busy / (slots * asyncio.get_running_loop().time())

@@ -9,12 +9,12 @@ import pytest
 from slime_swe.rollout.collect import FirstCalls
 
 
-@pytest.mark.parametrize(("groups", "hopeless"), [(24, False), (25, True)])
-def test_a_hundred_episodes_without_a_call_are_enough(groups, hopeless):
+@pytest.mark.parametrize(("groups", "without_calls"), [(24, False), (25, True)])
+def test_a_hundred_episodes_without_a_call_are_enough(groups, without_calls):
     first = FirstCalls()
     for group in range(groups):
         first.end(group, [(0, 1)] * 4)
-    assert first.hopeless([]) is hopeless
+    assert first.without_calls([]) is without_calls
     assert first.malformed == 4 * groups
 
 
@@ -23,7 +23,7 @@ def test_one_call_settles_it_for_good():
     first.end(0, [(0, 0)] * 99 + [(1, 0)])
     for group in range(1, 100):
         first.end(group, [(0, 0)] * 8)
-    assert first.called and not first.hopeless([])
+    assert first.called and not first.without_calls([])
 
 
 def test_groups_count_in_the_order_in_which_they_began_whichever_ends_first():
@@ -37,11 +37,11 @@ def test_groups_count_in_the_order_in_which_they_began_whichever_ends_first():
             first.end(group, [(0, 0)] * 4)
             before = min(running, default=30)
             assert first.seen(running) == 4 * before
-            assert first.hopeless(running) is (before >= 10)
+            assert first.without_calls(running) is (before >= 10)
 
 
 def test_episodes_that_are_left_out_of_a_group_do_not_count():
     first = FirstCalls(enough=4)
     first.end(0, [])
     first.end(1, [(0, 0)] * 3)
-    assert not first.hopeless([])
+    assert not first.without_calls([])

@@ -86,7 +86,7 @@ async def rollouts_of(
     player = Player(
         made.player.args, RolloutHooks(machines.generate, machines.reward, None), outages=Outages.within(limit)
     )
-    driver = Driver(player, scheduler_of(schedule, batch), goes_on=schedule == "continuous")
+    driver = Driver(player, scheduler_of(schedule, batch), in_background=schedule == "continuous")
     rollouts = []
     for version in range(steps):
         rollouts.append(await driver.collect(source, version))
@@ -113,7 +113,7 @@ def test_an_outage_loses_nothing_and_is_no_task_s_fault(tmp_path, part, seconds,
 
     async def run() -> None:
         rollouts, source = await rollouts_of(tmp_path, machines, schedule, slots, steps=3)
-        assert not any(rollout.dropped or rollout.given_back for rollout in rollouts)
+        assert not any(rollout.dropped or rollout.requeued for rollout in rollouts)
         groups = [flatten(group) for rollout in rollouts for group in rollout.kept]
         assert len(groups) == 3 * slots // SIZE
         for group in groups:
@@ -121,7 +121,7 @@ def test_an_outage_loses_nothing_and_is_no_task_s_fault(tmp_path, part, seconds,
         trained = [sample.index for group in groups for sample in group]
         assert len(set(trained)) == len(trained)
         assert {machines.generated[index] for index in trained} == {1}
-        assert not source._set_aside
+        assert not source._quarantined
 
     simulate(run())
     assert machines.most <= slots

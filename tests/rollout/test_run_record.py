@@ -41,7 +41,7 @@ def args(tmp_path) -> Namespace:
 def test_a_rollout_has_the_figures_that_the_embedded_engine_records(args, tmp_path):
     record = RunRecord(args)
     figures = record.on_rollout(0, rollout(1.0, -1.0, dropped=Counter(all_solved=1)), 2.0)
-    assert figures["rollout/trained_tokens"] == 4 and figures["rollout/given_back"] == 0
+    assert figures["rollout/trained_tokens"] == 4 and figures["rollout/requeued"] == 0
     assert figures["rollout/dynamic_filter/drop_all_solved"] == 1
     (line,) = [orjson.loads(line) for line in (tmp_path / METRICS).read_bytes().splitlines()]
     expected = {"kind": "train", "rollout_id": 0, "attempt": 2, "episodes": 3, "reward": pytest.approx(1 / 3),

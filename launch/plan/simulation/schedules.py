@@ -345,7 +345,7 @@ async def ahead(ledger: Ledger, batch_size: int, steps: int, max_over_sampling: 
 async def continuous(ledger: Ledger, batch_size: int, steps: int, max_staleness: int) -> None:
     """Train on other GPUs: a batch is trained as soon as it is full, and sampling goes on meanwhile."""
     run = SimulatedRun(ledger)
-    driver = run.driver(PacedAdmission(batch_size, max_staleness), goes_on=True)
+    driver = run.driver(PacedAdmission(batch_size, max_staleness), in_background=True)
     for _ in range(steps):
         run.train(await driver.collect(run, ledger.version))
         await asyncio.sleep(ledger.machines.train)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("libcst")
 
-from slime_swe.data_sources.specification.removal import Definition
+from slime_swe.data_sources.specification.source import Definition
 from slime_swe.data_sources.specification.tasks import is_enough
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("coverage")
 pytest.importorskip("libcst")
 
 from slime_swe.data_sources.registry import load_tasks
-from slime_swe.data_sources.specification import removed, tasks
+from slime_swe.data_sources.specification import removals, tasks
 from slime_swe.data_sources.specification.tasks import make_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
@@ -203,7 +203,7 @@ def test_a_project_without_tests_has_its_doctests_alone():
     ],
 )
 def test_examples_that_can_t_be_compared_make_no_test(examples):
-    assert removed.test_file("shop", "f", examples) is None
+    assert removals.test_file("shop", "f", examples) is None
 
 
 def test_an_installed_package_is_read_and_another_is_refused():

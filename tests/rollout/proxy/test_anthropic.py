@@ -9,9 +9,9 @@ import pytest
 
 from slime_swe.rollout.proxy.anthropic import AnthropicMessages
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
-from tests.rollout.proxy.wires import VIEW, make_reply
+from tests.rollout.proxy.dialects import VIEW, make_reply
 
-WIRE = AnthropicMessages()
+DIALECT = AnthropicMessages()
 USER = {"role": "user", "content": "Fix it."}
 CACHED = {"cache_control": {"type": "ephemeral"}}
 
@@ -21,7 +21,7 @@ def text(words: str, **more: Any) -> dict[str, Any]:
 
 
 def parse(*messages: Any, **fields: Any) -> Request:
-    return WIRE.parse(orjson.dumps({"model": "policy", "messages": messages or [USER], **fields}))
+    return DIALECT.parse(orjson.dumps({"model": "policy", "messages": messages or [USER], **fields}))
 
 
 def parse_turn(*blocks: Any) -> Message:
@@ -146,23 +146,23 @@ def test_limits_streams_and_sampling() -> None:
 
 def test_arguments_are_streamed_as_the_policy_wrote_them() -> None:
     arguments = '{ "path": "a.py",\n"line": 1e2 }'
-    events = b"".join(WIRE.events(parse(stream=True), make_reply("", MessageCall("a", "view", arguments))))
+    events = b"".join(DIALECT.events(parse(stream=True), make_reply("", MessageCall("a", "view", arguments))))
     deltas = [orjson.loads(line[6:]) for line in events.splitlines() if line.startswith(b"data: ")]
     assert [delta["delta"]["partial_json"] for delta in deltas if delta["type"] == "content_block_delta"] == [arguments]
-    whole = WIRE.reply(parse(), make_reply("", MessageCall("a", "view", arguments)))
+    whole = DIALECT.reply(parse(), make_reply("", MessageCall("a", "view", arguments)))
     assert arguments.encode() in whole
 
 
 @pytest.mark.parametrize("arguments", ["[1]", "null", "", "{", '{"a": NaN}', '{"a": "\\ud800"}'])
 def test_arguments_that_are_no_object_are_given_as_one(arguments) -> None:
     reply = make_reply("", MessageCall("a", "view", arguments))
-    (block,) = orjson.loads(WIRE.reply(parse(), reply))["content"]
+    (block,) = orjson.loads(DIALECT.reply(parse(), reply))["content"]
     assert block["input"] == {"__unparsedToolInput": {"raw": arguments, "len": len(arguments)}}
 
 
 @pytest.mark.parametrize("message", ["9000 tokens > 8192 maximum", "prompt is too long: 9000 tokens > 8192 maximum"])
 def test_a_context_that_is_full_is_sent_as_claude_code_reads_it(message) -> None:
-    reported = orjson.loads(WIRE.error(ProxyError("context_length", message)))["error"]["message"]
+    reported = orjson.loads(DIALECT.error(ProxyError("context_length", message)))["error"]["message"]
     assert reported == "prompt is too long: 9000 tokens > 8192 maximum"
 
 

@@ -10,18 +10,18 @@ import pytest
 
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
-from tests.rollout.proxy.wires import LONG, VIEW, make_reply
+from tests.rollout.proxy.dialects import LONG, VIEW, make_reply
 
-WIRE = ChatCompletions()
+DIALECT = ChatCompletions()
 USER = {"role": "user", "content": "Fix it."}
 
 
 def parse(*messages: Any, **fields: Any) -> Request:
-    return WIRE.parse(orjson.dumps({"model": "policy", "messages": list(messages or [USER]), **fields}))
+    return DIALECT.parse(orjson.dumps({"model": "policy", "messages": list(messages or [USER]), **fields}))
 
 
 def parse_raw(body: bytes) -> Request:
-    return WIRE.parse(body)
+    return DIALECT.parse(body)
 
 
 def parse_turn(**fields: Any) -> Message:
@@ -98,7 +98,7 @@ def test_limits_streams_and_sampling() -> None:
 
 def test_usage_ends_a_stream_only_where_it_was_asked_for() -> None:
     def chunks(**fields: Any) -> list[Any]:
-        events = [*WIRE.events(parse(stream=True, **fields), make_reply("Hello."))]
+        events = [*DIALECT.events(parse(stream=True, **fields), make_reply("Hello."))]
         assert events[-1] == b"data: [DONE]\n\n"
         return [orjson.loads(event.removeprefix(b"data: ")) for event in events[:-1]]
 
@@ -109,7 +109,9 @@ def test_usage_ends_a_stream_only_where_it_was_asked_for() -> None:
 
 def test_a_call_is_streamed_as_its_name_and_then_its_arguments() -> None:
     events = [
-        *WIRE.events(parse(stream=True), make_reply("", MessageCall("call_1", "view", '{"path":"' + "a" * 300 + '"}')))
+        *DIALECT.events(
+            parse(stream=True), make_reply("", MessageCall("call_1", "view", '{"path":"' + "a" * 300 + '"}'))
+        )
     ]
     deltas = [orjson.loads(event[6:])["choices"][0]["delta"] for event in events[:-2]]
     (opened,) = deltas[0]["tool_calls"]
@@ -119,7 +121,7 @@ def test_a_call_is_streamed_as_its_name_and_then_its_arguments() -> None:
 
 
 def test_no_event_holds_what_some_clients_take_for_the_end_of_a_line() -> None:
-    for event in WIRE.events(parse(stream=True), make_reply(LONG)):
+    for event in DIALECT.events(parse(stream=True), make_reply(LONG)):
         assert len(event.decode().splitlines()) == 2
 
 
@@ -221,4 +223,4 @@ def test_what_can_not_be_answered_is_refused_by_its_field(fields, message) -> No
         parse_raw(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
     assert caught.value.kind == "invalid_request"
     assert caught.value.message.startswith(message)
-    assert len(WIRE.error(caught.value)) < 1000
+    assert len(DIALECT.error(caught.value)) < 1000

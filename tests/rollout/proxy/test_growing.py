@@ -17,7 +17,7 @@ _USED = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": [1, "]}"]}}
 _RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "out"}]}
 _CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
 _TEXTS = [[{"type": "text", "text": "part"}], "plain", 'odd "]}, {", \\ text', "naïve 漢字"]
-WIRES: dict[str, tuple[Any, str, dict[str, Any], list[list[dict[str, Any]]]]] = {
+DIALECTS: dict[str, tuple[Any, str, dict[str, Any], list[list[dict[str, Any]]]]] = {
     "chat": (
         ChatCompletions(),
         "messages",
@@ -53,7 +53,7 @@ WIRES: dict[str, tuple[Any, str, dict[str, Any], list[list[dict[str, Any]]]]] = 
 
 def bodies(name: str, chance: random.Random) -> list[bytes]:
     """Of a client that mostly appends, in one way of writing JSON."""
-    _, key, more, turns = WIRES[name]
+    _, key, more, turns = DIALECTS[name]
     indent, separators = chance.choice([(None, (",", ":")), (None, (", ", ": ")), (2, None)])
     first = chance.random() < 0.5
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Fix it."}]
@@ -80,22 +80,22 @@ def read(reader: GrowingReader, body: bytes) -> Any:
     return request
 
 
-@pytest.mark.parametrize("name", WIRES)
+@pytest.mark.parametrize("name", DIALECTS)
 def test_it_reads_what_the_whole_body_says(name):
-    wire = WIRES[name][0]
+    dialect = DIALECTS[name][0]
     for seed in range(60):
-        reader = GrowingReader(wire)
+        reader = GrowingReader(dialect)
         for body in bodies(name, random.Random(seed)):
-            assert read(reader, body) == wire.parse(body)
+            assert read(reader, body) == dialect.parse(body)
 
 
-@pytest.mark.parametrize("name", WIRES)
+@pytest.mark.parametrize("name", DIALECTS)
 def test_of_a_client_that_only_appends_no_more_than_the_news_is_parsed(name, monkeypatch):
-    wire, key, more, turns = WIRES[name]
+    dialect, key, more, turns = DIALECTS[name]
     parsed: list[int] = []
-    usual = type(wire).parse
-    monkeypatch.setattr(type(wire), "parse", lambda self, body: (parsed.append(len(body)), usual(self, body))[1])
-    reader, messages = GrowingReader(wire), [{"role": "user", "content": "Fix it. " * 1000}]
+    usual = type(dialect).parse
+    monkeypatch.setattr(type(dialect), "parse", lambda self, body: (parsed.append(len(body)), usual(self, body))[1])
+    reader, messages = GrowingReader(dialect), [{"role": "user", "content": "Fix it. " * 1000}]
     for _ in range(10):
         read(reader, json.dumps({"model": "m", key: messages, **more}).encode())
         messages = [*messages, *turns[0], {"role": "user", "content": "Go on."}]
@@ -103,10 +103,10 @@ def test_of_a_client_that_only_appends_no_more_than_the_news_is_parsed(name, mon
     assert all(size < 1000 for size in parsed[2:])
 
 
-@pytest.mark.parametrize("name", WIRES)
+@pytest.mark.parametrize("name", DIALECTS)
 def test_a_body_that_ends_wrongly_is_refused_as_ever(name):
-    wire, key, more, turns = WIRES[name]
-    messages, reader = [{"role": "user", "content": "Fix it."}], GrowingReader(wire)
+    dialect, key, more, turns = DIALECTS[name]
+    messages, reader = [{"role": "user", "content": "Fix it."}], GrowingReader(dialect)
     for _ in range(3):
         read(reader, json.dumps({"model": "m", key: messages, **more}).encode())
         messages = [*messages, *turns[0], {"role": "user", "content": "Go on."}]
@@ -116,9 +116,9 @@ def test_a_body_that_ends_wrongly_is_refused_as_ever(name):
         json.dumps({"model": "m", key: messages, **more})[:-1],
     ):
         with pytest.raises(ProxyError) as whole:
-            wire.parse(body.encode())
+            dialect.parse(body.encode())
         with pytest.raises(ProxyError) as grown:
             read(reader, body.encode())
         assert grown.value.message == whole.value.message
     sound = json.dumps({"model": "m", key: messages, **more}).encode()
-    assert read(reader, sound) == wire.parse(sound)
+    assert read(reader, sound) == dialect.parse(sound)

@@ -23,8 +23,8 @@ from aiohttp import web
 
 from slime_swe.rollout.scripted import ScriptedEngine
 from tests.mutated_json import mutated
+from tests.rollout.proxy.test_dialect_fuzz import DIALECTS
 from tests.rollout.proxy.test_load import CHAT, COUNT, MOST_BUSY, TRIES, Served, served
-from tests.rollout.proxy.test_wire_fuzz import WIRES
 from tests.rollout.support import END, call
 from tests.rollout.test_parsers import JSON, TAGS
 
@@ -115,13 +115,17 @@ class Attack:
 
     def made(self, number: int) -> Callable[[], Awaitable[None]]:
         """What sends the request of this number, as often as it is called."""
-        session, wire = number // OF_A_SESSION, number % 3
+        session, dialect = number // OF_A_SESSION, number % 3
         if number % 10 < 9:
-            path = PATHS[wire] if self.dice.random() < 0.9 else COUNT
-            return partial(self.body, session, path, mutated(WIRES[wire][1], self.dice))
-        body = json.dumps(WIRES[wire][1]).encode() if self.dice.random() < 0.5 else mutated(WIRES[wire][1], self.dice)
+            path = PATHS[dialect] if self.dice.random() < 0.9 else COUNT
+            return partial(self.body, session, path, mutated(DIALECTS[dialect][1], self.dice))
+        body = (
+            json.dumps(DIALECTS[dialect][1]).encode()
+            if self.dice.random() < 0.5
+            else mutated(DIALECTS[dialect][1], self.dice)
+        )
         url, key = (self.one.sessions[session][name] for name in ("url", "key"))
-        return partial(self.http, url, spoilt_http(urlsplit(url).path + PATHS[wire], key, body, self.dice))
+        return partial(self.http, url, spoilt_http(urlsplit(url).path + PATHS[dialect], key, body, self.dice))
 
     async def body(self, session: int, path: str, body: bytes) -> None:
         async with asyncio.timeout(WAIT):

@@ -1,4 +1,4 @@
-"""The official clients take everything that the wires send, and what they echo of a reply is that reply again."""
+"""The official clients take everything that the dialects send, and what they echo of a reply is that reply again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slime_swe.rollout.proxy.responses import Responses
 from slime_swe.rollout.proxy.server import open_proxy
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
-from tests.rollout.proxy.wires import REPLIES, Stage, make_reply, staged
+from tests.rollout.proxy.dialects import REPLIES, Stage, make_reply, staged
 from tests.rollout.support import END, PARAMS
 
 openai = pytest.importorskip("openai")  # of the `dev` extra
@@ -35,7 +35,7 @@ CUSTOM = {"type": "custom", "name": "patch"}
 class Chat:
     """The conversation that a client of chat completions holds; `say` asks for a reply and keeps it."""
 
-    wire = ChatCompletions()
+    dialect = ChatCompletions()
     error = openai.APIStatusError
 
     def __init__(self, stage: Stage) -> None:
@@ -65,7 +65,7 @@ class Chat:
 class Claude:
     """The same of Anthropic's messages."""
 
-    wire = AnthropicMessages()
+    dialect = AnthropicMessages()
     error = anthropic.APIStatusError
 
     def __init__(self, stage: Stage) -> None:
@@ -96,7 +96,7 @@ class Claude:
 class Codex:
     """The same of responses."""
 
-    wire = Responses()
+    dialect = Responses()
     error = openai.APIStatusError
 
     def __init__(self, stage: Stage) -> None:
@@ -134,7 +134,7 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole",
 
 @asynccontextmanager
 async def talking(kind: Any, reply: Reply | ProxyError) -> AsyncIterator[tuple[Stage, Any]]:
-    async with staged(kind.wire) as stage:
+    async with staged(kind.dialect) as stage:
         stage.answer = reply
         client = kind(stage)
         async with client.client:
@@ -303,7 +303,7 @@ async def test_a_malformed_call_reaches_the_client_as_a_call_and_its_echo_is_the
         policy = Policy(asked, templates, "hermes", max_context=4096, max_turns=9)
         session = ProxySession(policy, Session(), Sampling(PARAMS), EpisodeStatistics())
         async with proxy.serve(session) as path:
-            client = kind(Stage(kind.wire, f"{proxy.url}{path}", session.key))
+            client = kind(Stage(kind.dialect, f"{proxy.url}{path}", session.key))
             async with client.client:
                 reply = await client.say(stream)
                 await client.say(stream)

@@ -9,9 +9,9 @@ import pytest
 
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
 from slime_swe.rollout.proxy.responses import Responses
-from tests.rollout.proxy.wires import RUN, VIEW, make_reply
+from tests.rollout.proxy.dialects import RUN, VIEW, make_reply
 
-WIRE = Responses()
+DIALECT = Responses()
 USER = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Fix it."}]}
 ASKED = Message("user", "Fix it.")
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: begin"}
@@ -25,7 +25,7 @@ DOCS = {
 
 
 def parse(*items: Any, **fields: Any) -> Request:
-    return WIRE.parse(orjson.dumps({"model": "policy", "input": items or [USER], **fields}))
+    return DIALECT.parse(orjson.dumps({"model": "policy", "input": items or [USER], **fields}))
 
 
 def said(words: str) -> dict[str, Any]:
@@ -45,12 +45,12 @@ def thought(**fields: Any) -> dict[str, Any]:
 
 
 def events_of(request: Request, *calls: MessageCall, text: str = "") -> list[Any]:
-    lines = b"".join(WIRE.events(request, make_reply(text, *calls))).splitlines()
+    lines = b"".join(DIALECT.events(request, make_reply(text, *calls))).splitlines()
     return [orjson.loads(line[6:]) for line in lines if line.startswith(b"data: ")]
 
 
 def test_input_may_be_one_text() -> None:
-    request = WIRE.parse(b'{"model":"m","input":"Fix it.","instructions":"Be brief."}')
+    request = DIALECT.parse(b'{"model":"m","input":"Fix it.","instructions":"Be brief."}')
     assert request.messages == (Message("system", "Be brief."), ASKED)
 
 
@@ -98,7 +98,7 @@ def test_a_custom_tool_is_a_function_of_its_input() -> None:
 )
 def test_a_custom_tool_is_called_by_its_input(arguments, given) -> None:
     request, call = parse(tools=[PATCH]), MessageCall("a", "apply_patch", arguments)
-    (item,) = orjson.loads(WIRE.reply(request, make_reply("", call)))["output"]
+    (item,) = orjson.loads(DIALECT.reply(request, make_reply("", call)))["output"]
     assert (item["type"], item["name"], item["input"], item["call_id"]) == (
         "custom_tool_call",
         "apply_patch",
@@ -115,7 +115,7 @@ def test_the_tools_of_a_namespace_bear_its_name() -> None:
     names = [tool["function"]["name"] for tool in request.tools]
     assert names == ["mcp__docs__find", "exec", "apply_patch"]
     calls = [MessageCall(str(i), name, "{}") for i, name in enumerate(names)]
-    items = orjson.loads(WIRE.reply(request, make_reply("", *calls)))["output"]
+    items = orjson.loads(DIALECT.reply(request, make_reply("", *calls)))["output"]
     assert [(item["type"], item.get("namespace"), item["name"]) for item in items] == [
         ("function_call", "mcp__docs__", "find"),
         ("function_call", None, "exec"),

@@ -352,7 +352,7 @@ def _bodies(count: int) -> list[bytes]:
 async def test_malformed_requests_are_refused_with_a_message_and_never_a_500(client, count):
     async with client("Yes." + END, max_turns=1 << 30) as (one, _):
         for number, body in enumerate(_bodies(count)):
-            path = list(server.WIRES)[number % len(server.WIRES)]
+            path = list(server.DIALECTS)[number % len(server.DIALECTS)]
             async with one.http.post(
                 f"{one.proxy.url}{one.path}{path}", data=body, headers={"x-api-key": one.session.key}
             ) as response:

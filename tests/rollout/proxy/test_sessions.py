@@ -57,14 +57,14 @@ def opened(templates, scripted):
 
 
 class Spoken:
-    """A wire whose bodies are requests already."""
+    """A dialect whose bodies are requests already."""
 
     def __init__(self, request: Request) -> None:
         self.parse = lambda body: request
 
 
 @dataclass
-class Wire:
+class Dialect:
     """A connection that its client has read, or not."""
 
     unread: bool
@@ -80,7 +80,7 @@ async def ask(session: ProxySession, request: Request = ASKED, *, read: bool | N
         answer = await session.answer(arrival)
         if read is not None:
             answer.begun = True
-            answer.sent(Wire(unread=not read), 0)
+            answer.sent(Dialect(unread=not read), 0)
         return answer.reply
 
 
@@ -380,36 +380,36 @@ async def test_requests_at_once_and_their_bytes_are_bounded(opened, monkeypatch)
     monkeypatch.setattr(sessions, "MOST_AT_ONCE", 2)
     monkeypatch.setattr(sessions, "MOST_BYTES_HELD", 100)
     async with opened("Yes." + END) as (session, _):
-        wire = Spoken(ASKED)
-        with session.admit(wire) as one, session.admit(wire) as two:
-            with pytest.raises(ProxyError, match="2 requests under way") as refused, session.admit(wire):
+        dialect = Spoken(ASKED)
+        with session.admit(dialect) as one, session.admit(dialect) as two:
+            with pytest.raises(ProxyError, match="2 requests under way") as refused, session.admit(dialect):
                 raise AssertionError("not reached")
             assert refused.value.status == 429
             session.hold(one, 60)
             with pytest.raises(ProxyError, match="may have 100 bytes") as refused:
                 session.hold(two, 60)
             assert refused.value.status == 429
-        with session.admit(wire) as three:
+        with session.admit(dialect) as three:
             session.hold(three, 100)  # what was held is free again
 
 
 async def test_counts_of_tokens_are_bounded(opened, monkeypatch):
     monkeypatch.setattr(sessions, "MOST_COUNTS", 2)
     async with opened("Yes." + END) as (session, _):
-        wire = Spoken(ASKED)
+        dialect = Spoken(ASKED)
         for _ in range(2):
-            with session.admit(wire, count=True) as arrival:
+            with session.admit(dialect, count=True) as arrival:
                 counted = await session.count(arrival, b"")
-        with pytest.raises(ProxyError, match="has had its 2 counts"), session.admit(wire, count=True):
+        with pytest.raises(ProxyError, match="has had its 2 counts"), session.admit(dialect, count=True):
             raise AssertionError("not reached")
         assert (await ask(session)).prompt_tokens == counted  # and the session goes on
 
 
 async def test_counting_what_does_not_fit_ends_no_session(opened):
     async with opened("Yes." + END) as (session, _):
-        wire = Spoken(replace(ASKED, messages=(Message("user", "word " * 30_000),)))
+        dialect = Spoken(replace(ASKED, messages=(Message("user", "word " * 30_000),)))
         for _ in range(MAX_TOO_LONG + 1):
-            with pytest.raises(ProxyError, match="at least"), session.admit(wire, count=True) as arrival:
+            with pytest.raises(ProxyError, match="at least"), session.admit(dialect, count=True) as arrival:
                 await session.count(arrival, b"")
         assert not session.full
         assert (await ask(session)).text == "Yes."

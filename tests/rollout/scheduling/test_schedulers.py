@@ -50,11 +50,11 @@ class Run:
         for version in range(steps):
             while (batch := self.scheduler.take(version)) is None:
                 assert self.advance(version), "no batch, nothing that runs, and nothing wanted"
-            for group in batch.given_back:
+            for group in batch.requeued:
                 self.running.pop(group, None)
-            given_back = set(batch.given_back)
-            self.dropped = [group for group in self.dropped if group not in given_back]
-            self.again = sorted(given_back | set(self.again))
+            requeued = set(batch.requeued)
+            self.dropped = [group for group in self.dropped if group not in requeued]
+            self.again = sorted(requeued | set(self.again))
             self.trained.append(list(batch.groups))
             for _ in range(self.while_training):
                 self.advance(version, training=True)

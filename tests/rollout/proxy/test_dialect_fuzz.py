@@ -1,4 +1,4 @@
-"""Whatever bytes a client sends, a wire makes a request of them or refuses them, and soon."""
+"""Whatever bytes a client sends, a dialect makes a request of them or refuses them, and soon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from slime_swe.rollout.proxy.anthropic import AnthropicMessages
 from slime_swe.rollout.proxy.chat_completions import ChatCompletions
-from slime_swe.rollout.proxy.conversation import ProxyError, Request, Wire
+from slime_swe.rollout.proxy.conversation import Dialect, ProxyError, Request
 from slime_swe.rollout.proxy.reading import load
 from slime_swe.rollout.proxy.responses import Responses
 from tests.effort import FACTOR, assert_linear, processor_seconds, yardstick
@@ -106,21 +106,21 @@ RESPONSES = {
     "stream": True,
     "reasoning": {"effort": "low"},
 }
-WIRES: list[tuple[Wire, Any]] = [
+DIALECTS: list[tuple[Dialect, Any]] = [
     (ChatCompletions(), CHAT),
     (AnthropicMessages(), MESSAGES),
     (Responses(), RESPONSES),
 ]
-every_wire = pytest.mark.parametrize(("wire", "honest"), WIRES, ids=["chat", "anthropic", "responses"])
+every_dialect = pytest.mark.parametrize(("dialect", "honest"), DIALECTS, ids=["chat", "anthropic", "responses"])
 
 
-def check(wire: Wire, body: bytes) -> bool:
+def check(dialect: Dialect, body: bytes) -> bool:
     """Whether a request came of it; one that did is plain JSON, and so is a refusal."""
     try:
-        request = wire.parse(body)
+        request = dialect.parse(body)
     except ProxyError as error:
         assert error.kind == "invalid_request"
-        orjson.loads(wire.error(error))
+        orjson.loads(dialect.error(error))
         assert len(error.message) < 1000
         taken = False
     else:
@@ -132,33 +132,35 @@ def check(wire: Wire, body: bytes) -> bool:
     return taken
 
 
-def fuzz(wire: Wire, honest: Any, count: int) -> None:
+def fuzz(dialect: Dialect, honest: Any, count: int) -> None:
     dice = random.Random(5)
-    assert check(wire, json.dumps(honest).encode())
-    taken = [check(wire, dice.choice([change_values, change_values, change_bytes])(honest, dice)) for _ in range(count)]
+    assert check(dialect, json.dumps(honest).encode())
+    taken = [
+        check(dialect, dice.choice([change_values, change_values, change_bytes])(honest, dice)) for _ in range(count)
+    ]
     assert count * 0.05 < sum(taken) < count * 0.95  # both ends are reached
 
 
-@every_wire
-def test_a_spoilt_body_is_a_request_or_refused(wire, honest) -> None:
-    fuzz(wire, honest, 1_000)
+@every_dialect
+def test_a_spoilt_body_is_a_request_or_refused(dialect, honest) -> None:
+    fuzz(dialect, honest, 1_000)
 
 
-@every_wire
-def test_any_odd_value_in_any_place_is_taken_or_refused(wire, honest) -> None:
+@every_dialect
+def test_any_odd_value_in_any_place_is_taken_or_refused(dialect, honest) -> None:
     for number in range(len([*places(honest)])):
         for value in ODD_VALUES:
-            check(wire, put(honest, number, value))
+            check(dialect, put(honest, number, value))
 
 
 @pytest.mark.slow
-@pytest.mark.extended("tests/rollout/proxy/test_wire_fuzz.py::test_a_spoilt_body_is_a_request_or_refused")
-@every_wire
-def test_many_spoilt_bodies_are_requests_or_refused(wire, honest) -> None:
-    fuzz(wire, honest, 10_000)
+@pytest.mark.extended("tests/rollout/proxy/test_dialect_fuzz.py::test_a_spoilt_body_is_a_request_or_refused")
+@every_dialect
+def test_many_spoilt_bodies_are_requests_or_refused(dialect, honest) -> None:
+    fuzz(dialect, honest, 10_000)
 
 
-@every_wire
+@every_dialect
 @pytest.mark.parametrize(
     ("made", "size"),
     [
@@ -173,10 +175,10 @@ def test_many_spoilt_bodies_are_requests_or_refused(wire, honest) -> None:
     ],
 )
 def test_a_body_made_to_be_slow_takes_time_that_grows_with_it(
-    wire, honest, made: Callable[[int], bytes], size: int
+    dialect, honest, made: Callable[[int], bytes], size: int
 ) -> None:
     bodies = {each: made(each) for each in (size, FACTOR * size)}
-    assert_linear(lambda each: check(wire, bodies[each]), size)
+    assert_linear(lambda each: check(dialect, bodies[each]), size)
 
 
 def test_a_turn_may_have_very_many_calls() -> None:
@@ -185,23 +187,23 @@ def test_a_turn_may_have_very_many_calls() -> None:
     assert check(Responses(), orjson.dumps({"model": "m", "input": items}))
 
 
-@every_wire
-def test_a_list_may_not_have_many_thousands(wire, honest) -> None:
+@every_dialect
+def test_a_list_may_not_have_many_thousands(dialect, honest) -> None:
     key = "input" if "input" in honest else "messages"
     with pytest.raises(ProxyError, match=f"^{key}: a list of 10001 was given, one of at most 10000 is allowed$"):
-        wire.parse(json.dumps({"model": "m", key: [{}] * 10_001}).encode())
+        dialect.parse(json.dumps({"model": "m", key: [{}] * 10_001}).encode())
 
 
-@every_wire
+@every_dialect
 @pytest.mark.parametrize("values", [[{}] * 60_000, [1] * 60_000, [["x"]] * 60_000, {f"k{n}": 0 for n in range(60_000)}])
-def test_a_body_may_not_have_very_many_values(wire, honest, values) -> None:
+def test_a_body_may_not_have_very_many_values(dialect, honest, values) -> None:
     with pytest.raises(ProxyError, match="of at most 50000 values"):
-        wire.parse(json.dumps({**honest, "more": values}).encode())
+        dialect.parse(json.dumps({**honest, "more": values}).encode())
 
 
-@every_wire
-def test_commas_brackets_and_quotes_in_texts_are_no_values(wire, honest) -> None:
-    assert check(wire, json.dumps({**honest, "more": r'{"a": [1, 2, \\"]},' * 100_000}).encode())
+@every_dialect
+def test_commas_brackets_and_quotes_in_texts_are_no_values(dialect, honest) -> None:
+    assert check(dialect, json.dumps({**honest, "more": r'{"a": [1, 2, \\"]},' * 100_000}).encode())
 
 
 @pytest.mark.parametrize("piece", [rb"\\", rb"\u0041", rb"\ud83d\ude00", rb"\\ud83d", rb"\n"])

@@ -18,7 +18,7 @@ from slime_swe import syntax
 from slime_swe.data_sources.factory import runs as coverage_map
 from slime_swe.data_sources.factory.packages import Package
 from slime_swe.data_sources.factory.runs import CoverageMap, Job, found_from, outcomes
-from slime_swe.data_sources.specification.removal import Definition, Source, UnreadableError, lines_of
+from slime_swe.data_sources.specification.source import Definition, Source, UnreadableError, lines_of
 
 MOST_TESTS = 40
 _SECONDS, _TEST_SECONDS = 60.0, 5.0  # of all tests of a removal, and of one

@@ -1,4 +1,4 @@
-"""A server that answers with one wire, as scripted, and replies of every shape."""
+"""A server that answers with one dialect, as scripted, and replies of every shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from slime_swe.rollout.proxy.conversation import MessageCall, ProxyError, Reply, Request, Wire
+from slime_swe.rollout.proxy.conversation import Dialect, MessageCall, ProxyError, Reply, Request
 
 LONG = "Ünïcode — \u2028 \x85 🙂 " * 100  # of many pieces, with what some clients take for the end of a line
 VIEW = MessageCall("call_1", "view", '{"path":"a.py"}')
@@ -38,7 +38,7 @@ REPLIES = {
 class Stage:
     """`answer` is what the next request gets; an error comes within the stream where `late`."""
 
-    wire: Wire
+    dialect: Dialect
     url: str = ""
     key: str = "k"  # of its clients
     answer: Reply | ProxyError = field(default_factory=make_reply)
@@ -47,34 +47,34 @@ class Stage:
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         try:
-            request = self.wire.parse(await http.read())
+            request = self.dialect.parse(await http.read())
             if isinstance(self.answer, ProxyError) and not self.late:
                 raise self.answer
         except ProxyError as error:
-            return web.Response(status=error.status, body=self.wire.error(error), content_type="application/json")
+            return web.Response(status=error.status, body=self.dialect.error(error), content_type="application/json")
         self.requests.append(request)
         if not request.stream:
-            return web.Response(body=self.wire.reply(request, self.answer), content_type="application/json")
+            return web.Response(body=self.dialect.reply(request, self.answer), content_type="application/json")
         return await self._stream(http, request)
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
         reply_id = "r1" if isinstance(self.answer, ProxyError) else self.answer.id
-        await response.write(self.wire.opening(request, reply_id, 0))
+        await response.write(self.dialect.opening(request, reply_id, 0))
         for _ in range(2):
-            await response.write(self.wire.keep_alive(request, reply_id, 0))
+            await response.write(self.dialect.keep_alive(request, reply_id, 0))
         if isinstance(self.answer, ProxyError):
-            await response.write(self.wire.failed(self.answer, reply_id))
+            await response.write(self.dialect.failed(self.answer, reply_id))
         else:
-            for event in self.wire.events(request, self.answer):
+            for event in self.dialect.events(request, self.answer):
                 await response.write(event)
         return response
 
 
 @asynccontextmanager
-async def staged(wire: Wire) -> AsyncIterator[Stage]:
-    stage = Stage(wire)
+async def staged(dialect: Dialect) -> AsyncIterator[Stage]:
+    stage = Stage(dialect)
     app = web.Application()
     app.router.add_post("/{path:.*}", stage.handle)
     async with TestServer(app) as server:

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("libcst")
 
-from slime_swe.data_sources.specification.removal import STUB, Source, UnreadableError
+from slime_swe.data_sources.specification.source import STUB, Source, UnreadableError
 
 STANDARD = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
 EXAMPLE = '''\
@@ -173,7 +173,7 @@ def test_the_rest_of_the_standard_librarys_functions_stays_byte_for_byte():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.extended(
-    "tests/data_sources/specification/test_removal.py::test_the_rest_of_the_standard_librarys_functions_stays_byte_for_byte"
+    "tests/data_sources/specification/test_source.py::test_the_rest_of_the_standard_librarys_functions_stays_byte_for_byte"
 )
 def test_the_rest_of_thousands_of_functions_stays_byte_for_byte():
     assert check_files(STANDARD, every=50) > 3000

@@ -110,11 +110,13 @@ class Oracle:
     the project's tests; empty where that is not known. gold_patch: a right solution, which proves the task.
 
     A kind of your own is a subclass whose `kind` is its dotted path. grader: the dotted path of what grades it
-    (`slime_swe.rewards.grade` says how it is called).
+    (`slime_swe.rewards.grade` says how it is called). deterministic: what it says of a patch is always the same, so
+    that a run need not ask twice (`slime_swe.rewards.score_cache`); the tests of a real project seldom promise that.
     """
 
     kind: ClassVar[str] = ""
     grader: ClassVar[str] = ""
+    deterministic: ClassVar[bool] = False
 
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...] = ()
@@ -190,6 +192,7 @@ class CallsOracle(Oracle):
 
     kind: ClassVar[str] = "calls"
     grader: ClassVar[str] = "slime_swe.rewards.call_values.try_patch"
+    deterministic: ClassVar[bool] = True
 
     held_out_tests: str = ""
 

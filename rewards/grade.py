@@ -10,8 +10,9 @@ What happens to a patch, in this order, and the file that does it:
    `vulnerability.py`).
 4. *Believed*, if a log says that it is right, only with a witness: a second run, whose tests withhold what they expect
    and must fail (`negative_control.py`; `mutated_files.py` makes these tests).
-5. *Valued* by its outcome (`value_of`). `slime_plugin.py`, which calls `grade` for each episode, adds the declared
-   components (`compose.py`) and compares the episodes of a task (`advantages.py`).
+5. *Valued* by its outcome (`value_of`). `slime_plugin.py` has each episode's patch graded, once for all that write the
+   same where the oracle is deterministic (`score_cache.py`), adds the declared components (`compose.py`) and compares
+   the episodes of a task (`advantages.py`).
 
 What tests hold:
 

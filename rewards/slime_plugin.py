@@ -17,7 +17,8 @@ from slime_swe.fields import read_arguments
 from slime_swe.rewards.advantages import Row, segment_advantages
 from slime_swe.rewards.compose import Composition, composed
 from slime_swe.rewards.diff import likeness
-from slime_swe.rewards.grade import GraderError, GradingSettings, grade
+from slime_swe.rewards.grade import GraderError, GradingSettings
+from slime_swe.rewards.score_cache import score_of
 from slime_swe.rollout.hooks import A_REWARD, shown
 from slime_swe.rollout.loop_scope import sandboxes_for
 from slime_swe.rollout.metrics import INFORMATIVE, group_outcome
@@ -138,7 +139,7 @@ async def _score(
     """Score the final patch, with its likeness to the gold patch where that is a component; of an evaluation, also
     whether the first edit alone had solved the task."""
     task, sandboxes = task_of(sample), await sandboxes_for(settings.of(evaluation=episode.evaluation))
-    score = await grade(task, episode.patch, sandboxes, grading)
+    score = await score_of(task, episode.patch, sandboxes, settings.sandbox, grading)
     if "diff" in composition.weights and not score.solved:
         alike = await asyncio.to_thread(likeness, task, episode.patch)
         score = msgspec.structs.replace(score, evidence=score.evidence | {"likeness": alike})
@@ -146,7 +147,7 @@ async def _score(
         return score
     first = episode.counters.first_edit_patch
     same = first == episode.patch
-    alone = score if same else await grade(task, first or "", sandboxes, grading)
+    alone = score if same else await score_of(task, first or "", sandboxes, settings.sandbox, grading)
     return msgspec.structs.replace(score, first_edit_solved=alone.solved)
 
 

@@ -47,7 +47,7 @@ def episode_metrics(samples: Iterable[Sample | Record], reward_key: str | None =
     counts = {"episodes": float(len(episodes)), "infrastructure_failures": float(len(episodes) - len(sound))}
     counts |= _failures(episodes) | count_groups(record for segments in episodes for record in segments)
     reports = _reports(sound)
-    counts |= _retries(_reports(episodes)) | _prefix_cache(reports)
+    counts |= _retries(_reports(episodes)) | _prefix_cache(reports) | _changed(sound)
     sizes, conduct = list(map(_sizes, sound)), list(map(_conduct, reports))
     spread = _spread([*({"reward": first.reward or 0.0} for first, *_ in sound), *sizes, *conduct])
     return {**counts, **_outcomes(sound), **_means(sizes), **_means(conduct), **spread}
@@ -330,6 +330,12 @@ def _outcomes(sound: Sequence[Segments]) -> dict[str, float]:
         }
         for first, *_ in sound
     )
+
+
+def _changed(sound: Sequence[Segments]) -> dict[str, float]:
+    """Count the episodes whose patch had another score when it was graded before; nothing where there is none."""
+    count = sum("score_changed" in first.score.evidence for first, *_ in sound if first.score is not None)
+    return {"scores_changed": float(count)} if count else {}
 
 
 def _retries(reports: Iterable[EpisodeRecord]) -> dict[str, float]:

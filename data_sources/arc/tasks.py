@@ -306,6 +306,7 @@ class ArcOracle(Oracle):
 
     kind: ClassVar[str] = "arc"
     grader: ClassVar[str] = "slime_swe.rewards.arc.try_patch"
+    deterministic: ClassVar[bool] = True
 
     fail_to_pass: tuple[str, ...] = ("answer",)
     train: tuple[Pair, ...] = ()

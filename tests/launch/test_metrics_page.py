@@ -53,7 +53,8 @@ async def reward(args, sample):
         value = -1.0
         sample.metadata["score"] |= {"value": value, "solved": False}
     sample.metadata["score"]["components"] = {"tests": value}
-    sample.metadata["score"]["evidence"] = {"oracle": "vulnerability", "pair": "p", "vulnerable": True, "said": True}
+    evidence = {"oracle": "vulnerability", "pair": "p", "vulnerable": True, "said": True, "score_changed": True}
+    sample.metadata["score"]["evidence"] = evidence
     return value
 
 
@@ -102,7 +103,8 @@ def samples() -> list[Sample]:
         sample = Sample(index=index, rollout_id=index, group_index=index // 2, status=Sample.Status.COMPLETED)
         sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 3], 2, [1, 1]
         counters = {"prompt_tokens": 9, "engine_retries": {"timeout": 1}, "broken_attempts": {"agent_error": 1}}
-        score = {"value": 1.0, "solved": True, "components": {"tests": 1.0}}
+        evidence = {"score_changed": True}
+        score = {"value": 1.0, "solved": True, "components": {"tests": 1.0}, "evidence": evidence}
         sample.metadata, sample.reward = {"episode": {"patch": "", "counters": counters}, "score": score}, 1.0
         made.append(sample)
     write_failure(made[3], "grader_error", "gone")

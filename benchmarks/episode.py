@@ -64,7 +64,6 @@ SETTINGS = RolloutSettings(
     time_budget=60.0,
     sandbox="local",
     sandbox_concurrency=64,
-    max_attempts=1,
     run_dir=Path("."),
     seed=0,
     deterministic=True,

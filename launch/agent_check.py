@@ -89,7 +89,6 @@ def _settings(name: str, checkpoint: str, sandbox: str, engine_url: str) -> Roll
         time_budget=TIME_BUDGET,
         sandbox=sandbox,
         sandbox_concurrency=1,
-        max_attempts=1,
         run_dir=Path(),
         seed=0,
     )

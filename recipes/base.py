@@ -240,7 +240,8 @@ class Rollout:
         may be under which an episode began.
     mask_truncated: stop reasons of episodes that are left out of the loss, though not of the baseline: `time_budget`,
         `max_turns`, `context_full`, `max_response`.
-    max_attempts: attempts at an episode that infrastructure breaks, and at its grading, each time that it is tried.
+    max_attempts: attempts at an episode that infrastructure breaks, and then at its grading, before it is given up.
+        While others of its group are played there are more, but not with 1.
     outage_limit: seconds in which infrastructure breaks every episode that begins, after which the run ends.
     temperature: sampling temperature.
     top_p: always 1: a trained token's log-probability is that of the whole distribution.
@@ -275,7 +276,7 @@ class Rollout:
     mask_truncated: Annotated[
         list[Annotated[str, one_of(*TRUNCATED)]], Meta(description=f"a list of {', '.join(TRUNCATED)}")
     ] = field(default_factory=lambda: [*MASKED])
-    max_attempts: Size = 3
+    max_attempts: Size = 5
     outage_limit: Positive = 3600.0
     tries: Size = 1
     no_call_turns: Size = 3

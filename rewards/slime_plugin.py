@@ -34,7 +34,6 @@ from slime_swe.rollout.records import (
     write_failure,
     write_score,
 )
-from slime_swe.rollout.scheduling.outage import pause
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
 
@@ -61,8 +60,8 @@ async def reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> flo
     """Grade the patch in `sample.metadata["episode"]` (`--custom-rm-path`). A list may hold several samples of one
     episode, which is graded once.
 
-    Sets `metadata["score"]`. The sample becomes ABORTED with reward 0.0 if the grader fails `swe_max_attempts` times,
-    or if the rollout produced no episode. Raises `UserError` for a finished sample without an episode.
+    Sets `metadata["score"]`. The sample becomes ABORTED with reward 0.0 if the grader fails, which is asked once, or if
+    the rollout produced no episode. Raises `UserError` for a finished sample without an episode.
     """
     samples = flatten(sample)
     await asyncio.gather(*(_reward_episode(args, segments) for segments in trajectories(samples)))
@@ -116,16 +115,12 @@ async def _reward_episode(args: Any, segments: list[Sample]) -> None:
         return
     settings, grading = RolloutSettings.from_args(args), read_arguments(GradingSettings, args)
     composition = read_arguments(Composition, args)
-    for attempt in range(settings.max_attempts):
-        try:
-            score = await _score(settings, grading, composition, segments[0], episode)
-            break
-        except GraderError as error:
-            if attempt == settings.max_attempts - 1:
-                for segment in segments:
-                    write_failure(segment, "grader_error", str(error))
-                return
-            await asyncio.sleep(pause(attempt + 1))
+    try:
+        score = await _score(settings, grading, composition, segments[0], episode)
+    except GraderError as error:
+        for segment in segments:
+            write_failure(segment, "grader_error", str(error))
+        return
     write_score(segments, composed(score, segments, episode, composition))
 
 

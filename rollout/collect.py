@@ -181,7 +181,7 @@ class Driver:
         self.scheduler.begin(number, self._version)
         version, plays = self._plays.get(number, (self._version, [Play(sample) for sample in self._fresh[number]]))
         if version != self._version:  # what older weights sampled is sampled anew
-            plays = [Play(play.sample, tries=play.tries) for play in plays]
+            plays = [Play(play.sample, causes=play.causes, tries=play.tries) for play in plays]
         self._plays[number] = self._version, plays
         self._in_slots[number] = sum(play.finished is None for play in plays)
 
@@ -242,7 +242,6 @@ class Driver:
         trained = set(batch.groups)
         done = [number for number in sorted(self._judged) if number in trained or self._judged[number].reason]
         rollout = Rollout(
-            retried=self.player.retried,
             staleness=[version - begun for begun in batch.begun],
             admitted=self.player.slots,
         )
@@ -254,7 +253,6 @@ class Driver:
                 rollout.dropped[judged.reason] += 1
             else:
                 rollout.kept.append(judged.group)
-        self.player.retried = Counter()
         rollout.reward_seconds, self.player.reward_seconds = self.player.reward_seconds, 0.0
         if isinstance(data_source, TaskSource):
             data_source.end_rollout(version, sorted(self._fresh), _outcomes(rollout.played, self.player.args))
@@ -344,17 +342,15 @@ class TaskSource(DataSource, Protocol):
 class Rollout:
     """The result of one step's sampling. `kept` is trained on; `played` are the groups that were judged for it.
 
-    dropped: groups by reason. requeued: groups that will be sampled anew. retried: tries at episodes that
-    infrastructure broke and that were made again, by cause. staleness: for each group that is kept, by how many
-    training steps the weights under which it began are older than those that it trains. admitted: how many episodes
-    were admitted at once when the batch was complete.
+    dropped: groups by reason. requeued: groups that will be sampled anew. staleness: for each group that is kept, by
+    how many training steps the weights under which it began are older than those that it trains. admitted: how many
+    episodes were admitted at once when the batch was complete.
     """
 
     kept: list[Group] = field(default_factory=list)
     played: list[Group] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     requeued: int = 0
-    retried: Counter[str] = field(default_factory=Counter)
     staleness: list[int] = field(default_factory=list)
     reward_seconds: float = 0.0
     admitted: int = 0
@@ -367,10 +363,8 @@ class Rollout:
     def metrics(self) -> dict[str, float]:
         """Return the figures of the step for trackers, under SLiME's names where it has them."""
         dropped: dict[str, float] = {f"rollout/dynamic_filter/drop_{why}": n for why, n in self.dropped.items()}
-        retried: dict[str, float] = {f"rollout/retried/{cause}": n for cause, n in self.retried.items()}
         return {
             **dropped,
-            **retried,
             "rollout/staleness": sum(self.staleness) / max(1, len(self.staleness)),
             "rollout/staleness_max": max(self.staleness, default=0),
             ADMITTED: self.admitted,

@@ -61,7 +61,8 @@ class Counters:
     tries: 1, and one more for each time that it submitted and was shown failing tests (`rollout.tries`). known_tokens:
     tokens of the prompts that the same weights had computed in the prompt of the turn before. lost_tokens: how many of
     these the engine had no longer in its cache. engine_retries: why requests were made again within a turn -> how many
-    (`Generation.retries`). broken_attempts: earlier attempts at this episode, by the stop reason of each.
+    (`Generation.retries`). broken_attempts: earlier attempts at this episode, or at its grading, that infrastructure
+    broke, by the stop reason or `grader_error`; the rollout function counts them (`play.Player`).
     """
 
     tool_calls: dict[str, int] = field(default_factory=dict)  # well-formed calls, by tool
@@ -80,7 +81,6 @@ class Counters:
     completion_tokens: int = 0
     engine_retries: dict[str, int] = field(default_factory=dict)
     broken_attempts: dict[str, int] = field(default_factory=dict)
-    engine_aborted: bool = False  # somebody made the engine drop the request: trying again is no use
 
 
 @dataclass(frozen=True)

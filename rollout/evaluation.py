@@ -16,8 +16,6 @@ from slime_swe.rollout.play import Play, Player, gather, sampling_params, seeded
 from slime_swe.rollout.records import failure_of, is_broken, trajectories
 from slime_swe.sample import Sample
 
-ROUNDS = 2  # an episode that infrastructure broke (after the plug-in's own attempts) is played once more at the end
-
 
 def load_evaluation_tasks(args: Namespace) -> dict[str, list[Task]]:
     """Load the evaluation sets, by name, in the given order."""
@@ -37,27 +35,23 @@ async def evaluate(
 
     They are sampled at temperature 1, or at `eval_temperature` (SLiME's name, which recipes leave out).
     Sample indices, and so sampling seeds, are the same in every evaluation: two of them differ by the policy alone.
-    `on_episode` is called with how many are played, and of how many. An episode that infrastructure still breaks
-    after a second round comes back ABORTED: it is for the caller to report.
+    `on_episode` is called with how many are played, and of how many. An episode that infrastructure breaks as often as
+    the player tries it comes back ABORTED: it is for the caller to report.
 
-    known: indices that are left out, as they were played before. may_begin: asked before each episode; what may not
-    begin is left out. keep: called with the samples of each episode once it is known that it is not played again.
+    known: indices that are left out, as they were played before. may_begin: asked before each attempt at an episode;
+    what may not begin is left out. keep: called with the samples of each episode once it is over.
     Raises `InfrastructureError` where infrastructure broke all that were played, and none is known; and `Refused` where
     an endpoint will answer no more, once the episodes have ended that need it no more and are being graded.
     """
     evaluation = _Evaluation(player, tasks, on_episode, may_begin, keep)
     pending = [index for index in range(evaluation.total) if index not in known]
     evaluation.done = known_before = evaluation.total - len(pending)
-    for number in range(ROUNDS):
-        await gather(evaluation.play(index, last=number == ROUNDS - 1) for index in pending)
-        if evaluation.refused:
-            raise evaluation.refused[0]
-        pending = evaluation.broken(pending)
-        if not pending:
-            break
+    await gather(map(evaluation.play, pending))
+    if evaluation.refused:
+        raise evaluation.refused[0]
     results = evaluation.results
-    if pending and len(pending) == len(results) and not known_before:
-        why = failure_of(results[pending[0]][0]) or "no reason given"
+    if results and not known_before and all(map(is_broken, results.values())):
+        why = failure_of(results[min(results)][0]) or "no reason given"
         raise InfrastructureError(f"all {len(results)} episodes of an evaluation were broken by infrastructure: {why}")
     return [sample for index in sorted(results) for sample in results[index]]
 
@@ -81,11 +75,7 @@ class _Evaluation:
         count: int = self.player.args.n_samples_per_eval_prompt
         return len(self.tasks) * count
 
-    def broken(self, played: Sequence[int]) -> list[int]:
-        """Return those of these episodes that began and that infrastructure broke."""
-        return [index for index in played if index in self.results and is_broken(self.results[index])]
-
-    async def play(self, index: int, *, last: bool) -> None:
+    async def play(self, index: int) -> None:
         args = self.player.args
         number, place = divmod(index, args.n_samples_per_eval_prompt)
         sample = sample_of(self.tasks[number], index=index, group_index=number)
@@ -96,11 +86,10 @@ class _Evaluation:
             self.refused.append(error)
             return
         if samples := episode if isinstance(episode, list) else [episode]:
-            self.done += index not in self.results
+            self.done += 1
             self.results[index] = samples
             self.on_episode(self.done, self.total)
-            if last or not is_broken(samples):
-                self.keep(samples)
+            self.keep(samples)
 
     def _may_begin(self) -> bool:
         return not self.refused and self.may_begin()

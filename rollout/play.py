@@ -1,22 +1,17 @@
 """Play one episode: an agent on a task in a fresh sandbox, and then its grading.
 
 `run_episode` makes an `Episode` of whatever happens to the agent. `Player` plays through the generate and reward hooks,
-as many episodes at once as the engines' caches hold, and tries again what infrastructure breaks. What is tried again,
-how often, and what counts it, from the innermost to the outermost; each takes up what the one before has left broken:
+as many episodes at once as the engines' caches hold, and is the one place where what infrastructure breaks is tried
+again: the hooks try once.
 
-1. A model request: `EngineClient.attempts` times in a row without a new token, or `EndpointClient.attempts` in all.
-   `counters.engine_retries` has the causes.
-2. An episode, by our generate hook: `swe_max_attempts` times, but not where the engine aborted it.
-   `counters.broken_attempts` has the stop reasons. A grading, by our reward hook: as often, and nothing counts it.
-3. An episode, and once it is finished its grading alone, by `Player.play`: `TRIES` times each, and longer as
-   `_is_tried_on` says. `Play.tries` counts them, and `Player.retried` those of training by cause.
-4. A group with too few sound episodes, by `collect.Driver`: until that has happened `MOST_OF_A_TASK` times in a row to
-   groups of its task, which the driver counts. An evaluation's episode instead, by `evaluation.evaluate`: `ROUNDS`
-   times in all.
-
-A try of 3 is up to `swe_max_attempts` of 2. `Play.tries` goes on counting where a group is put off, so that each of its
-episodes is tried once more then. There is a pause between two tries (`scheduling.outage.pause`; the client has its
-own). During an outage tries begin one by one until it ends, or has lasted so long that it ends the run.
+- An episode is tried `rollout.max_attempts` times, and once it is finished, its grading alone as often. With more than
+  one, both are tried on in a group as `_is_tried_on` says.
+- Its record counts the attempts before the one that it is of, by what broke them (`counters.broken_attempts`).
+- Between two tries there is a pause (`scheduling.outage.pause`). During an outage they begin one by one until it ends,
+  or has lasted so long that it ends the run.
+- A group with too few sound episodes is put off by `collect.Driver`, and what is not sound in it tried once more then.
+- Within a try the client goes on with a reply that has begun, or asks again where there is none (`EngineClient`,
+  `EndpointClient`: `attempts`). `counters.engine_retries` has the causes.
 """
 
 from __future__ import annotations
@@ -27,26 +22,26 @@ import logging
 import math
 import time
 import uuid
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, TypeVar
 
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import InfrastructureError
+from slime_swe.fields import Argument, Meta, read_arguments
 from slime_swe.rollout.agents.base import Agent, AgentError
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import Episode, EpisodeStatistics, Session, StopReason, Timings
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.records import episode_of, failure_of, is_broken, write_failure
-from slime_swe.rollout.replies import EngineAborted, EngineError
+from slime_swe.rollout.records import episode_of, failure_of, is_broken, write_broken_attempts, write_failure
+from slime_swe.rollout.replies import EngineError
 from slime_swe.rollout.scheduling.admission import Admission, bounds
 from slime_swe.rollout.scheduling.outage import Outage, Outages, pause
 from slime_swe.sample import Sample
 from slime_swe.sandbox.base import SandboxError, Sandboxes
 
-TRIES = 5  # at an episode or a grading that infrastructure breaks, before its group is judged without it
 LEAST_SOUND = 2  # episodes of a group that have a baseline
 
 _log = logging.getLogger(__name__)
@@ -84,7 +79,6 @@ async def run_episode(
                 patch = await sandbox.diff()
     except EngineError as error:
         reason, detail = StopReason.ENGINE_ERROR, str(error)
-        statistics.engine_aborted = isinstance(error, EngineAborted)
     except AgentError as error:
         reason, detail = StopReason.AGENT_ERROR, str(error)
     except SandboxError as error:
@@ -114,36 +108,36 @@ class Play:
     """An episode that is to be played, and what there is of it.
 
     sample: as the data source gave it. finished: what the generate hook made of it, which is kept until it is graded.
-    sound: the same, graded. tries: how many infrastructure broke, since it is finished if it is. broken_since: when the
-    first of these broke, in the loop's time.
+    sound: the same, graded. causes: what broke each try at it or at its grading. tries: how many of these broke since
+    it is finished, if it is. broken_since: when the first of them broke, in the loop's time.
     """
 
     sample: Sample
     finished: Played | None = None
     sound: Played | None = None
+    causes: list[str] = field(default_factory=list)
     tries: int = 0
     broken_since: float = math.inf
     gave_up: bool = False  # where its group had too few sound episodes
 
-    @property
-    def is_settled(self) -> bool:
-        """True once the episode is sound, or has been tried often enough."""
-        return self.sound is not None or self.tries >= TRIES
+
+@dataclass(frozen=True)
+class _Settings:
+    max_attempts: Annotated[int, Argument("swe_max_attempts"), Meta(ge=1)]
 
 
 class Player:
     """Plays episodes, and grades them, through a run's hooks. Use in one event loop.
 
-    reward_seconds: the sum over episodes, which run concurrently. retried: tries at episodes of training that
-    infrastructure broke and that were made again, by cause. admitted: how many episodes are played at once when it
-    begins; 0: as many as the engines' caches hold by the plan. outages: those of what plays episodes and of what grades
-    them; without them each episode is tried once."""
+    reward_seconds: the sum over episodes, which run concurrently. admitted: how many episodes are played at once when
+    it begins; 0: as many as the engines' caches hold by the plan. outages: those of what plays episodes and of what
+    grades them; without them none is noticed."""
 
     def __init__(self, args: Any, hooks: RolloutHooks, admitted: int = 0, outages: Outages | None = None) -> None:
         self.args = args
         self.hooks = hooks
         self.outages = outages
-        self.retried = Counter[str]()
+        self.max_attempts = read_arguments(_Settings, args).max_attempts
         cached = getattr(args, "swe_cached_episodes", 0.0)
         planned = bounds(args.sglang_server_concurrency, cached, _engines(args))
         self.admission = Admission(replace(planned, start=admitted or planned.start))
@@ -181,21 +175,24 @@ class Player:
         may_begin: Callable[[], bool] = lambda: True,
     ) -> Played:
         """Generate one episode, then score it unless it was aborted. One that may not begin, once there is a slot for
-        it, has no samples.
+        it, has no samples; one that may not begin again is left broken.
 
         What infrastructure breaks is tried again after a pause, as `_is_tried_on` says; of an episode that is finished
-        only the grading. What is sound is not played again. Raises `InfrastructureError` where
+        only the grading. What is sound is not played again, nor graded. Raises `InfrastructureError` where
         an outage lasts too long.
         """
-        played: Played | None = None
+        if play.sound is not None:
+            return play.sound
+        played: Played = []
         while True:
             await self._turn(graded=play.finished is not None)
-            if played is not None and play.tries and any(each.gave_up for each in group):
+            if played and play.tries and any(each.gave_up for each in group):
                 break
             if play.finished is None:
-                played = await self._generated(play, params, evaluation, group, may_begin)
-                if played == []:
-                    return played
+                made = await self._generated(play, params, evaluation, group, may_begin)
+                if made == []:
+                    break
+                played = made
                 if not is_broken(_segments(played)):
                     play.finished, play.tries, play.broken_since = played, 0, math.inf
                     on_free()
@@ -204,29 +201,35 @@ class Player:
                 played = await self._tried(play, self._scored(play.finished), evaluation, group)
                 if not is_broken(_segments(played)):
                     play.sound = played
-                    return played
-            if self.outages is None or not self._is_tried_on(play, self.outages, group):
+                    break
+            if not self._is_tried_on(play, group):
                 break
-            self.retried[_failure(played)[0]] += not evaluation
             await asyncio.sleep(pause(play.tries))
         if play.finished is None:
             on_free()
+        broken = is_broken(_segments(played))
+        write_broken_attempts(_segments(played), play.causes[:-1] if broken else play.causes)
         return played
 
-    def _is_tried_on(self, play: Play, outages: Outages, group: Sequence[Play]) -> bool:
+    def _is_tried_on(self, play: Play, group: Sequence[Play]) -> bool:
         """Say whether an episode that was broken again is tried again.
 
-        It is `TRIES` times, and as long as others of its group are tried less. Then, where the group has too few
-        finished episodes for a baseline, all give up. Where it has enough, an episode is tried on until a try of any
-        other that began later is sound: infrastructure works then, and this one is what can't be played. Since nothing
-        else may be tried, that is for half of the time after which an outage ends the run.
+        It is `max_attempts` times. With 1 that is all. Else it is in a group as long as others are tried less. Then,
+        where the group has too few finished episodes for a baseline, all give up. Where it has enough, an episode is
+        tried on until a try of any other that began later is sound: infrastructure works then, and this one is what
+        can't be played. Since nothing else may be tried, that is for half of the time after which an outage ends the
+        run.
         """
-        if not play.is_settled or not all(each.is_settled for each in group):
+        if self.max_attempts == 1:
+            return False
+        if not all(each.sound is not None or each.tries >= self.max_attempts for each in (play, *group)):
             return True
         if sum(each.finished is not None for each in group) < LEAST_SOUND:
             play.gave_up = True
             return False
-        outage = outages.of(graded=play.finished is not None)
+        if self.outages is None:
+            return False
+        outage = self.outages.of(graded=play.finished is not None)
         return outage.sound_since < play.broken_since and _now() - play.broken_since < outage.limit / 2
 
     async def _generated(
@@ -270,24 +273,27 @@ class Player:
 
     async def _tried(self, play: Play, playing: Awaitable[Played], evaluation: bool, group: Sequence[Play]) -> Played:
         """Await a try, and note how it ends."""
-        if self.outages is None:
-            return await playing
         graded, begun = play.finished is not None, _now()
-        outage = self.outages.of(graded=graded)
-        outage.begin(begun)
+        outage = self.outages.of(graded=graded) if self.outages else None
+        if outage:
+            outage.begin(begun)
         try:
             played = await playing
         finally:
-            outage.end(begun)
-        if is_broken(_segments(played)):
-            why = ": ".join(_failure(played))
+            if outage:
+                outage.end(begun)
+        broken = is_broken(_segments(played))
+        if broken:
+            play.causes.append(_failure(played)[0])
             play.tries += 1
             play.broken_since = min(play.broken_since, _now())
+        if outage and broken:
+            why = ": ".join(_failure(played))
             # Where most of a group is sound, what is not may be what can't be played: that tells of no outage.
             lost = sum(each.sound is not None for each in group) < LEAST_SOUND
             outage.broken((evaluation, play.sample.group_index) if lost else None, begun, _now(), why)
             self._say_outage(outage, graded, why)
-        else:
+        elif outage:
             outage.sound(begun)
             self._say_outage(outage, graded)
         return played

@@ -6,6 +6,7 @@ failed. Metrics, reports and viewers read the record through this module; no oth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -224,6 +225,20 @@ def write_failure(sample: Sample, where: str, detail: str) -> None:
     sample.reward = 0.0
     sample.remove_sample = True
     sample.metadata = {**(sample.metadata or {}), _FAILURE: {"where": where, "detail": detail}}
+
+
+def write_broken_attempts(segments: Iterable[Sample], causes: Iterable[str]) -> None:
+    """Count earlier attempts at an episode in the record of each of its samples, by what broke them, beside those that
+    the rollout hook has counted. A sample without such a record gets none."""
+    counted = Counter(causes)
+    for segment in segments:
+        record = episode_of(segment)
+        if not counted or record is None:
+            continue
+        given = segment.metadata[_EPISODE]
+        broken = dict(counted + Counter(record.counters.broken_attempts))
+        counters = {**given.get("counters", {}), "broken_attempts": broken}
+        segment.metadata = {**segment.metadata, _EPISODE: {**given, "counters": counters}}
 
 
 def reward_of(sample: Sample, reward_key: str | None = None) -> float | None:

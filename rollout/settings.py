@@ -34,7 +34,6 @@ class RolloutSettings:
     time_budget: Annotated[float, Argument("swe_time_budget"), Meta(gt=0)]
     sandbox: Annotated[str, Argument("swe_sandbox")]
     sandbox_concurrency: Annotated[int, Argument("swe_sandbox_concurrency"), Meta(ge=1)]
-    max_attempts: Annotated[int, Argument("swe_max_attempts"), Meta(ge=1)]  # where infrastructure breaks
     run_dir: Annotated[Path, Argument("swe_run_dir")]
     seed: Annotated[int, Argument("rollout_seed")]
     # Each model call names its own sampling seed.

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from slime_swe.rollout.records import EPISODES, EVALUATIONS, flatten
 from slime_swe.rollout.retention import remove_old
 from slime_swe.rollout.run_record import RunRecord, evaluated_after
 from slime_swe.rollout.samples import to_samples
-from slime_swe.rollout.scheduling.outage import pause
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
 
@@ -75,8 +73,8 @@ async def generate(
 ) -> Sample | list[Sample]:
     """Run the agent on `sample.metadata["task"]` (`--custom-generate-function-path`).
 
-    Returns the sample, filled, or a list of siblings if the episode became several segments. An infrastructure failure
-    is retried, up to `swe_max_attempts` attempts in all; then the sample comes back ABORTED.
+    Returns the sample, filled, or a list of siblings if the episode became several segments. This is one attempt: a
+    sample whose episode infrastructure broke comes back ABORTED, and it is for the rollout function to try it again.
     """
     settings = RolloutSettings.from_args(args).of(evaluation=evaluation)
     task = task_of(sample)
@@ -86,24 +84,15 @@ async def generate(
     named = getattr(sample, "session_id", None) or getattr(sample, "routing_key", None)  # as miles calls it
     headers = {SESSION: named} if named else None
     grammar = settings.grammar_of(evaluation=evaluation)
-    broken_attempts = Counter[str]()
-    for attempt in range(settings.max_attempts):
-        key = (settings.seed, evaluation, sample.index, attempt) if settings.deterministic else None
-        sampling = Sampling(sampling_params, key, headers, grammar)
-        episode = await run_episode(
-            agent,
-            task,
-            sandboxes,
-            sampling,
-            time_budget=settings.time_budget,
-            wall_time_budget=settings.wall_time_budget,
-        )
-        broken = episode.stop_reason.is_infrastructure and not episode.counters.engine_aborted
-        if not broken or attempt == settings.max_attempts - 1:
-            break
-        broken_attempts[episode.stop_reason.value] += 1
-        await asyncio.sleep(pause(attempt + 1))
-    episode.counters.broken_attempts = dict(broken_attempts)
+    key = (settings.seed, evaluation, sample.index, 0) if settings.deterministic else None  # the same in each attempt
+    episode = await run_episode(
+        agent,
+        task,
+        sandboxes,
+        Sampling(sampling_params, key, headers, grammar),
+        time_budget=settings.time_budget,
+        wall_time_budget=settings.wall_time_budget,
+    )
     samples = to_samples(
         args,
         sample,

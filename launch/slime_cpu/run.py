@@ -45,7 +45,7 @@ TRAINED = {  # SLiME's figure of an optimizer step -> its name in the records
     "train/grad_norm": "grad_norm",
 }
 GAP = "train/train_rollout_logprob_abs_diff"
-OURS = ("rollout/staleness", "rollout/dynamic_filter/", "rollout/retried/")  # how our rollout function's figures begin
+OURS = ("rollout/staleness", "rollout/dynamic_filter/")  # how our rollout function's figures begin
 OLDEST, TRAINED_TOKENS = "rollout/staleness_max", "rollout/trained_tokens"
 TIMED = {  # SLiME's figure of a rollout, in seconds -> its name in the records
     "perf/rollout_time": "generation",

@@ -70,7 +70,7 @@ def make_args(checkpoint: Path, run_dir: Path, **changes: Any) -> Namespace:
         adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, weight_decay=0.0, clip_grad=1.0,
         swe_tasks=[tasks["train"]], swe_eval_tasks={name: tasks[name] for name in ("heldout", "unseen")},
         swe_agent="native", swe_tool_format="hermes", swe_system_prompt="", swe_max_turns=TURNS, swe_time_budget=30.0,
-        swe_sandbox="local", swe_sandbox_concurrency=1, swe_reward_mode="plus_minus", swe_max_attempts=1,
+        swe_sandbox="local", swe_sandbox_concurrency=1, swe_reward_mode="plus_minus", swe_max_attempts=5,
         swe_max_over_sampling=2.0,
         swe_run_dir=str(run_dir), swe_threads=1, swe_keep_checkpoints=2,
     )  # fmt: skip

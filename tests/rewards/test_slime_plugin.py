@@ -9,7 +9,8 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.rewards import slime_plugin
 from slime_swe.rewards.slime_plugin import DynamicFilterOutput
-from slime_swe.rollout.hooks import checked_reward
+from slime_swe.rollout.hooks import RolloutHooks, checked_reward
+from slime_swe.rollout.play import Play, Player
 from slime_swe.sample import Sample
 from slime_swe.sandbox.base import SandboxError
 from slime_swe.sandbox.local import LocalBackend
@@ -143,19 +144,36 @@ class DyingBackend(LocalBackend):
     # the other; what is believed, two more for the task's own controls.
     [(1, 6, 1.0), (99, 4, 0.0)],
 )
-async def test_a_grader_that_fails_is_tried_again_and_then_is_infrastructure(deaths, opened, reward):
+async def test_the_player_tries_a_grader_that_fails_again_and_then_it_is_infrastructure(deaths, opened, reward):
     DyingBackend.opened, DyingBackend.left = 0, deaths
-    args = make_args(swe_sandbox="tests.rewards.test_slime_plugin.DyingBackend")
-    one, two = episode(0), episode(-1)
-    two.rollout_id = 0
-    assert await slime_plugin.reward(args, [one, two]) == [reward, reward]
+    args = make_args(swe_sandbox="tests.rewards.test_slime_plugin.DyingBackend", sglang_server_concurrency=1)
+    generated = []
+
+    async def generate(args, sample, params):
+        generated.append(sample.index)
+        siblings = [episode(0), episode(-1)]
+        siblings[1].rollout_id = 0
+        return siblings
+
+    play = Play(Sample(index=0))
+    one, two = await Player(args, RolloutHooks(generate, slime_plugin.reward, None)).play(play, {}, evaluation=False)
+    assert (one.reward, two.reward, generated) == (reward, reward, [0])
     assert opened - 2 <= DyingBackend.opened <= opened
     for sample in (one, two):
+        assert sample.metadata["episode"]["counters"]["broken_attempts"] == {"grader_error": 1}
         assert (sample.status is Sample.Status.ABORTED) == sample.remove_sample == (reward == 0.0)
     if reward == 0.0:
         assert one.metadata["infrastructure"]["where"] == "grader_error"
         assert "the sandbox died" in one.metadata["infrastructure"]["detail"]
         assert slime_plugin.post_process(args, [one, two, graded(2, True), graded(3, False)])[1] == [0, 0, 0.5, -0.5]
+
+
+async def test_the_hook_asks_a_grader_once():
+    DyingBackend.opened, DyingBackend.left = 0, 2
+    args, sample = make_args(swe_sandbox="tests.rewards.test_slime_plugin.DyingBackend"), episode(0)
+    assert await slime_plugin.reward(args, sample) == 0.0
+    assert DyingBackend.opened <= 2
+    assert sample.status is Sample.Status.ABORTED and sample.remove_sample and "score" not in sample.metadata
 
 
 def test_advantages_are_per_group_and_per_trajectory():

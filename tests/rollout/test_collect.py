@@ -18,14 +18,15 @@ from slime_swe.rewards.slime_plugin import keep_group
 from slime_swe.rollout.collect import MOST_OF_A_TASK, Driver, FilterError, FirstCalls, driver_of
 from slime_swe.rollout.evaluation import evaluate
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.play import TRIES, Player
-from slime_swe.rollout.records import Score, flatten, write_failure, write_score
+from slime_swe.rollout.play import Player
+from slime_swe.rollout.records import Score, episode_of, flatten, write_failure, write_score
 from slime_swe.rollout.scheduling.outage import LONGEST, Outage, Outages
 from slime_swe.rollout.scheduling.schedulers import DynamicSampling, PacedAdmission
 from slime_swe.sample import Sample
 from tests.data_sources.tasks import make_task
 
 SIZE = 4
+TRIES = 5
 
 
 def forty(split: str):
@@ -82,6 +83,7 @@ def make(tmp_path, played: Played, batch: int = 4, slots: int = 64, group_filter
         rollout_batch_size=batch, n_samples_per_prompt=SIZE, n_samples_per_eval_prompt=2, rollout_seed=5,
         rollout_shuffle=True, swe_tasks=f"{__name__}.forty:x", save=str(tmp_path), load=str(tmp_path),
         reward_key=None, sglang_server_concurrency=slots, sglang_enable_deterministic_inference=False,
+        swe_max_attempts=TRIES,
         rollout_temperature=1.0, rollout_top_p=1.0, rollout_top_k=-1, rollout_max_response_len=8, rollout_stop=None,
         rollout_stop_token_ids=None, rollout_skip_special_tokens=False,
         dynamic_sampling_filter_path="slime_swe.rewards.slime_plugin.keep_group",
@@ -175,7 +177,12 @@ def test_poison_tasks_are_set_aside_and_cost_little(tmp_path):
         assert all(least <= played.calls[task] <= most for task in poison)
         assert sum(played.calls[task] for task in poison) < 0.12 * sum(played.calls.values())
         assert sum(rollout.dropped["infrastructure"] for rollout in rollouts) == 3
-        assert sum(rollout.retried["sandbox_error"] for rollout in rollouts) >= 3 * (TRIES - 1) * SIZE
+        lost = [sample for rollout in rollouts for group in rollout.played for sample in flatten(group)]
+        earlier = {task: 0 for task in poison}
+        for sample in lost:
+            if (task := task_id_of(sample)) in poison:
+                earlier[task] += episode_of(sample).counters.broken_attempts["sandbox_error"]
+        assert earlier == {task: played.calls[task] - SIZE for task in poison}, "all but the last of each"
         assert not any(task_id_of(flatten(group)[0]) in poison for rollout in rollouts for group in rollout.kept)
         source.save(59)
         resumed = TaskDataSource(source.args)

@@ -10,6 +10,7 @@ import pytest
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.errors import InfrastructureError
+from slime_swe.launch.plan.simulation.machines import simulate
 from slime_swe.rollout.endpoint.replies import Refused
 from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.rollout.hooks import RolloutHooks
@@ -28,7 +29,7 @@ def make_args_only(**changes) -> Namespace:
     values = dict(
         rollout_temperature=0.3, rollout_top_p=1.0, rollout_top_k=5, rollout_max_response_len=8, rollout_stop=None,
         rollout_stop_token_ids=None, rollout_skip_special_tokens=False, sglang_server_concurrency=4, rollout_seed=9,
-        sglang_enable_deterministic_inference=True, n_samples_per_eval_prompt=3,
+        sglang_enable_deterministic_inference=True, n_samples_per_eval_prompt=3, swe_max_attempts=1,
     )  # fmt: skip
     return Namespace(**(values | changes))
 
@@ -71,7 +72,7 @@ async def test_the_number_of_episodes_at_once_is_bounded(tmp_path):
     assert most == 4
 
 
-async def test_a_broken_episode_is_played_once_more_and_then_reported_apart(tmp_path):
+def test_a_broken_episode_is_tried_again_and_then_reported_apart(tmp_path):
     tries: Counter[int] = Counter()
 
     async def generate(args, sample, sampling_params, evaluation=False):
@@ -84,13 +85,13 @@ async def test_a_broken_episode_is_played_once_more_and_then_reported_apart(tmp_
         return sample
 
     tasks = load_tasks(str(write_tasks(tmp_path / "t.jsonl", "heldout", 3)))
-    metrics = evaluation_metrics(await evaluate(make_player(generate), tasks))
-    assert tries == Counter({index: 2 if index in (2, 5) else 1 for index in range(9)})
+    metrics = evaluation_metrics(simulate(evaluate(make_player(generate, swe_max_attempts=3), tasks)))
+    assert tries == Counter({index: {2: 3, 5: 2}.get(index, 1) for index in range(9)})
     assert (metrics["episodes"], metrics["solve_rate"], metrics["infrastructure_failures"]) == (8, 1.0, 1)
     assert metrics["outcomes"]["heldout-0"] == [1, 1, None]
 
 
-async def test_what_is_known_is_left_out_and_what_is_over_is_kept_at_once(tmp_path):
+def test_what_is_known_is_left_out_and_what_is_over_is_kept_at_once(tmp_path):
     played, kept, shown = [], [], []
     broken = {1: 1, 3: 2}  # index -> how often
 
@@ -102,19 +103,22 @@ async def test_what_is_known_is_left_out_and_what_is_over_is_kept_at_once(tmp_pa
         return sample
 
     tasks = load_tasks(str(write_tasks(tmp_path / "t.jsonl", "heldout", 2)))
-    samples = await evaluate(
-        make_player(generate, sglang_server_concurrency=1),
-        tasks,
-        lambda done, total: shown.append((done, total)),
-        known={0, 4},
-        may_begin=lambda: len(played) < 6,
-        keep=lambda samples: kept.append([sample.index for sample in samples]),
+    samples = simulate(
+        evaluate(
+            make_player(generate, sglang_server_concurrency=1, swe_max_attempts=3),
+            tasks,
+            lambda done, total: shown.append((done, total)),
+            known={0, 4},
+            may_begin=lambda: len(played) < 6,
+            keep=lambda samples: kept.append([sample.index for sample in samples]),
+        )
     )
-    assert played == [1, 2, 3, 5, 1, 3]
+    assert played[:4] == [1, 2, 3, 5] and sorted(played[4:]) == [1, 3]
     assert kept == [[2], [5], [1], [3]]
     assert [sample.index for sample in samples] == [1, 2, 3, 5]
-    assert shown == [(3, 6), (4, 6), (5, 6), (6, 6), (6, 6), (6, 6)]
-    assert await evaluate(make_player(generate), tasks, may_begin=lambda: False) == []
+    assert [sample.status is Sample.Status.ABORTED for sample in samples] == [False, False, True, False]
+    assert shown == [(3, 6), (4, 6), (5, 6), (6, 6)]
+    assert simulate(evaluate(make_player(generate), tasks, may_begin=lambda: False)) == []
 
 
 async def test_a_refusal_lets_what_is_being_graded_end(tmp_path):

@@ -13,13 +13,13 @@ from slime_swe.data_sources.slime_plugin import TaskDataSource
 from slime_swe.launch.plan.simulation.machines import simulate
 from slime_swe.rollout.collect import Driver, Rollout
 from slime_swe.rollout.hooks import RolloutHooks
-from slime_swe.rollout.play import TRIES, Player
+from slime_swe.rollout.play import Player
 from slime_swe.rollout.records import flatten, write_failure
 from slime_swe.rollout.scheduling.outage import LONGEST, Outages
 from slime_swe.rollout.scheduling.schedulers import DynamicSampling, PacedAdmission
 from slime_swe.sample import Sample
 from slime_swe.sandbox.base import SandboxError
-from tests.rollout.test_collect import SIZE, Played, make
+from tests.rollout.test_collect import SIZE, TRIES, Played, make
 
 LONG = 1800.0  # seconds of an episode, at most
 

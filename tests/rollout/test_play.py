@@ -1,15 +1,20 @@
-"""Episodes are admitted by what an engine says that it kept in its cache: a real agent, a scripted engine."""
+"""Episodes are admitted by what an engine says that it kept in its cache: a real agent, a scripted engine. What
+infrastructure breaks is tried again, by the player alone: on a simulated clock."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 
 import pytest
 
+from slime_swe.launch.plan.simulation.machines import simulate
 from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.play import Play, Player
+from slime_swe.rollout.records import episode_of, write_failure
+from slime_swe.rollout.scheduling.outage import Outages
 from slime_swe.rollout.scripted import by_turn, scripted_engine
 from slime_swe.sample import Sample
 from tests.rollout.support import PARAMS, SUBMIT, VIEW, make_args, make_sample
@@ -106,3 +111,89 @@ async def test_those_that_wait_are_let_in_in_order_as_the_limit_grows_and_held_a
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert not running or len(running) == 3
+
+
+class Breaking:
+    """Hooks that infrastructure breaks so often for each episode, and so often for each grading of one.
+
+    plays: attempts at each. gradings: the same.
+    """
+
+    def __init__(self, plays: dict[int, int], gradings: dict[int, int]) -> None:
+        self.to_play, self.to_grade = plays, gradings
+        self.plays, self.gradings = Counter[int](), Counter[int]()
+
+    async def generate(self, args, sample, params):
+        sample.metadata["episode"] = {"patch": "", "counters": {"edits": 1}}
+        sample.status = Sample.Status.COMPLETED
+        self.plays[sample.index] += 1
+        await asyncio.sleep(1 + sample.index)
+        if self.plays[sample.index] <= self.to_play.get(sample.index, 0):
+            write_failure(sample, "sandbox_error", "gone")
+        return sample
+
+    async def reward(self, args, sample):
+        self.gradings[sample.index] += 1
+        if self.gradings[sample.index] <= self.to_grade.get(sample.index, 0):
+            write_failure(sample, "grader_error", "gone")
+        return sample.reward if sample.status is Sample.Status.ABORTED else 1.0
+
+    def player(self, tmp_path, attempts: int, outages: Outages | None) -> Player:
+        args = make_args(
+            "none", "http://127.0.0.1:1", tmp_path, swe_max_attempts=attempts, sglang_server_concurrency=9,
+            rollout_temperature=1.0, rollout_top_p=1.0, rollout_top_k=-1, rollout_max_response_len=8,
+            rollout_stop=None, rollout_stop_token_ids=None, rollout_skip_special_tokens=False,
+        )  # fmt: skip
+        return Player(args, RolloutHooks(self.generate, self.reward, None), outages=outages)
+
+
+def earlier(sample: Sample) -> dict[str, int]:
+    counters = episode_of(sample).counters
+    assert counters.edits == 1, "as the hook left it"
+    return counters.broken_attempts
+
+
+@pytest.mark.parametrize("outages", [None, 3600.0])
+@pytest.mark.parametrize(
+    ("plays", "gradings", "attempts", "tried", "broken"),
+    [
+        (0, 0, 3, (1, 1), {}),
+        (2, 2, 3, (3, 3), {"sandbox_error": 2, "grader_error": 2}),
+        (3, 0, 3, (3, 0), {"sandbox_error": 2}),
+        (1, 3, 3, (2, 3), {"sandbox_error": 1, "grader_error": 2}),
+        (1, 0, 1, (1, 0), {}),
+        (0, 1, 1, (1, 1), {}),
+    ],
+)
+def test_an_episode_and_then_its_grading_are_each_tried_so_often(
+    tmp_path, plays, gradings, attempts, tried, broken, outages
+):
+    hooks = Breaking({0: plays}, {0: gradings})
+    player = hooks.player(tmp_path, attempts, outages and Outages.within(outages))
+    sample = simulate(player.play(Play(Sample(index=0)), {}, evaluation=True))
+    assert (hooks.plays[0], hooks.gradings[0]) == tried
+    assert earlier(sample) == broken
+    assert (sample.status is Sample.Status.ABORTED) == (max(plays, gradings) >= attempts)
+
+
+def test_a_single_attempt_is_one_in_a_group_too(tmp_path):
+    """Others of it are still played, and then graded."""
+    hooks = Breaking({0: 1}, {1: 1})
+    plays = [Play(Sample(index=index)) for index in range(5)]
+    group = simulate(hooks.player(tmp_path, 1, Outages.within(3600.0)).play_group(plays))
+    assert (hooks.plays, hooks.gradings) == (Counter(range(5)), Counter(range(1, 5)))
+    assert [sample.status.value for sample in group] == ["aborted"] * 2 + ["completed"] * 3
+
+
+def test_attempts_are_counted_on_where_a_group_is_put_off(tmp_path):
+    """The first can't be played, the second not graded: so the first two rounds leave one sound episode, or none."""
+    hooks = Breaking({0: 1}, {1: 2})
+    player, plays = hooks.player(tmp_path, 1, None), [Play(Sample(index=index)) for index in range(3)]
+    first, second, third = (simulate(player.play_group(plays)) for _ in range(3))
+    assert [[sample.status.value for sample in group] for group in (first, second, third)] == [
+        ["aborted", "aborted", "completed"],
+        ["completed", "aborted", "completed"],
+        ["completed"] * 3,
+    ]
+    assert [earlier(sample) for sample in third] == [{"sandbox_error": 1}, {"grader_error": 2}, {}]
+    assert (hooks.plays, hooks.gradings) == (Counter([0, 0, 1, 2]), Counter([0, 1, 1, 1, 2])), "what is sound is kept"

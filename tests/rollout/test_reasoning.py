@@ -297,7 +297,7 @@ async def test_thirty_thinking_turns_of_the_native_agent(name, tmp_path, tokenis
     settings = RolloutSettings(
         engine_host="", engine_port=0, checkpoint=str(tmp_path / "checkpoint"), max_context=40_000, agent="native",
         tool_format="hermes", system_prompt="Be brief.", max_turns=TURNS, time_budget=60.0, sandbox="local",
-        sandbox_concurrency=1, max_attempts=1, run_dir=tmp_path, seed=1, chat_template=name,
+        sandbox_concurrency=1, run_dir=tmp_path, seed=1, chat_template=name,
     )  # fmt: skip
     turns = [*thirty(name), written(name, "That is all.", call("submit")) + "<|im_end|>"]
     async with (

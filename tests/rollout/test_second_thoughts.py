@@ -23,7 +23,7 @@ async def test_a_second_program_after_what_the_tool_said_of_the_first(checkpoint
     task = next(task for task in load_tasks("arc:generated") if is_turned_over(task))
     settings = RolloutSettings(
         engine_host="", engine_port=0, checkpoint=checkpoint, max_context=8192, agent="native", tool_format="hermes",
-        system_prompt="", max_turns=8, time_budget=60.0, sandbox="local", sandbox_concurrency=2, max_attempts=1,
+        system_prompt="", max_turns=8, time_budget=60.0, sandbox="local", sandbox_concurrency=2,
         run_dir=Path("."), seed=1, deterministic=True,
     )  # fmt: skip
     async with SandboxPool("local", concurrency=2) as pool, scripted(WRONG, TEST, TRACE, RIGHT, TEST, SUBMIT) as engine:

@@ -18,7 +18,9 @@ from slime_swe.rollout.agents.base import Agent
 from slime_swe.rollout.chat.template import TemplateError
 from slime_swe.rollout.client import EngineClient
 from slime_swe.rollout.episode import TRUNCATED, Episode, Segment, StopReason
+from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.metrics import episode_metrics
+from slime_swe.rollout.play import Play, Player
 from slime_swe.rollout.records import version_spans_of
 from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.scripted import serve
@@ -98,8 +100,8 @@ async def test_seeds_depend_on_sample_turn_and_purpose_alone(run_with):
             await seeds(5)
 
 
-async def test_an_episode_that_infrastructure_broke_is_tried_again(run_with, scripted):
-    async with run_with(FIX, SUBMIT) as (args, engine):
+async def test_an_episode_that_infrastructure_broke_is_tried_again_by_the_player(run_with):
+    async with run_with(FIX, SUBMIT, sglang_server_concurrency=1) as (args, engine):
         usual, calls = engine.handle, []
 
         async def flaky(request):
@@ -108,14 +110,19 @@ async def test_an_episode_that_infrastructure_broke_is_tried_again(run_with, scr
 
         async with serve(flaky) as url:
             args.sglang_router_port = urlsplit(url).port
-            sample = await slime_plugin.generate(args, make_sample(), PARAMS)
+            player = Player(args, RolloutHooks(slime_plugin.generate, no_reward, None))
+            sample = await player.play(Play(make_sample()), PARAMS, evaluation=False)
     assert sample.status is Sample.Status.COMPLETED
     assert "infrastructure" not in sample.metadata
     assert sample.metadata["episode"]["counters"]["broken_attempts"] == {"engine_error": 1}
     assert len(calls) == 3
 
 
-async def test_infrastructure_that_stays_broken_is_no_reward(checkpoint, tmp_path):
+async def no_reward(args, sample):
+    return 0.0
+
+
+async def test_an_episode_that_infrastructure_breaks_is_no_reward_and_tried_once(checkpoint, tmp_path):
     calls = []
 
     async def broken(request):
@@ -124,8 +131,9 @@ async def test_infrastructure_that_stays_broken_is_no_reward(checkpoint, tmp_pat
 
     async with serve(broken) as url:
         sample = await slime_plugin.generate(make_args(checkpoint, url, tmp_path), make_sample(), PARAMS)
-    assert len(calls) == 2
+    assert len(calls) == 1
     assert sample.status is Sample.Status.ABORTED
+    assert sample.metadata["episode"]["counters"]["broken_attempts"] == {}
     assert (sample.reward, sample.remove_sample) == (0.0, True)
     assert sample.metadata["infrastructure"]["where"] == "engine_error"
     assert "not JSON" in sample.metadata["infrastructure"]["detail"]
@@ -152,7 +160,7 @@ async def test_a_token_outside_the_vocabulary_is_infrastructure(checkpoint, toke
     assert f"token id {rows} is outside the vocabulary" in sample.metadata["infrastructure"]["detail"]
 
 
-async def test_an_episode_whose_request_is_aborted_again_and_again_is_not_tried_again(checkpoint, tmp_path):
+async def test_an_episode_whose_request_is_aborted_again_and_again_is_broken(checkpoint, tmp_path):
     calls = []
 
     async def abort(request):

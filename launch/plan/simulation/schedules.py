@@ -363,6 +363,7 @@ def _number(group: list[Sample]) -> int:
 def _arguments(slots: int) -> Namespace:
     """Return the arguments that a `Player` reads. The sampling parameters are not looked at here."""
     return Namespace(
+        swe_max_attempts=1,
         sglang_server_concurrency=slots,
         sglang_enable_deterministic_inference=False,
         dynamic_sampling_filter_path="the simulated filter",

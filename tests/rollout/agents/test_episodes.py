@@ -244,7 +244,7 @@ async def test_an_agent_pauses_at_a_closed_gate_and_ends_where_it_is_unwanted(op
             gate.open()
             episode = await asyncio.wait_for(playing, 60)
             assert episode.stop_reason is reason, episode.detail
-        assert "wants no more" in episode.detail and episode.counters.engine_aborted
+        assert "wants no more" in episode.detail
 
 
 @pytest.mark.extended("tests/rollout/agents/test_episodes.py::test_an_agent_has_its_model_calls_and_no_more")

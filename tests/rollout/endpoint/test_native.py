@@ -21,7 +21,7 @@ def settings_for(endpoint, folder, agent="native", **changes) -> RolloutSettings
     values = dict(
         engine_host="", engine_port=0, checkpoint="", max_context=4096, agent=agent, tool_format="hermes",
         system_prompt="Be brief.", max_turns=6, time_budget=20.0, sandbox="local", sandbox_concurrency=2,
-        max_attempts=1, run_dir=folder, seed=0, endpoint=endpoint.url, endpoint_model="large",
+        run_dir=folder, seed=0, endpoint=endpoint.url, endpoint_model="large",
     )  # fmt: skip
     return RolloutSettings(**(values | changes))
 

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Repetitions:
+    """The repetitions that one event loop has seen. asked: how often, by key. doubtful: tasks of which a score changed."""
     """What one event loop has seen. asked: how often, by key. doubtful: tasks of which a score has changed."""
 
     asked: Counter[bytes] = field(default_factory=Counter)

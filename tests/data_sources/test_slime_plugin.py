@@ -79,7 +79,7 @@ def test_several_task_sets_are_joined(tmp_path):
     assert len(TaskDataSource(make_args(tmp_path, swe_tasks=specs))) == 8
 
 
-def test_groups_given_back_come_first(tmp_path):
+def test_requeued_groups_come_first(tmp_path):
     source = TaskDataSource(make_args(tmp_path))
     groups = source.get_samples(3)
     source.add_samples(groups[1:])
@@ -104,7 +104,7 @@ def test_groups_come_back_as_they_first_were(tmp_path):
     ]
 
 
-def test_tasks_that_are_set_aside_are_handed_out_no_more(tmp_path):
+def test_tasks_that_are_quarantined_are_handed_out_no_more(tmp_path):
     source = TaskDataSource(make_args(tmp_path))
     source.quarantine("task-3")
     assert "task-3" not in ids(source.get_samples(12))
@@ -157,7 +157,7 @@ def test_they_do_so_within_their_set_where_sets_are_mixed(tmp_path):
     assert are_together(names)
 
 
-def test_what_belongs_together_is_set_aside_together(tmp_path):
+def test_what_belongs_together_is_quarantined_together(tmp_path):
     source = TaskDataSource(make_args(tmp_path, **PAIRS))
     source.quarantine("b3")
     assert {"a3", "b3"} & {*ids(source.get_samples(22))} == set()
@@ -263,7 +263,7 @@ def test_shares_hold_whatever_a_schedule_gives_back_and_wherever_a_run_is_resume
     assert all(abs(count - first * w / sum(weights)) < 1 for count, w in zip(counts, weights, strict=True))
 
 
-def test_tasks_that_are_set_aside_leave_their_turn_to_the_next(tmp_path):
+def test_tasks_that_are_quarantined_leave_their_turn_to_the_next(tmp_path):
     """A set with one task left plays that one in all of its share; one with none is left out."""
     source = mixed(tmp_path, [1.0, 0.02])
     for task in ("a-0", "a-1"):

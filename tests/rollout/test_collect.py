@@ -143,7 +143,7 @@ def test_a_curriculum_knows_each_episode_once_but_for_what_infrastructure_broke(
     assert poison or runs[0] == runs[1]
 
 
-async def test_what_is_given_back_is_played_anew_as_it_first_was(tmp_path):
+async def test_what_is_requeued_is_played_anew_as_it_first_was(tmp_path):
     driver, source = make(tmp_path, Played({f"task-{number}": 0.0 for number in range(30)}, seconds=0.01))
     rollouts = [await driver.collect(source, version) for version in range(12)]
     assert sum(rollout.requeued for rollout in rollouts) > 0
@@ -164,7 +164,7 @@ async def test_no_more_episodes_run_than_there_are_slots_and_none_is_left(tmp_pa
     assert played.running == 0
 
 
-def test_poison_tasks_are_set_aside_and_cost_little(tmp_path):
+def test_poison_tasks_are_quarantined_and_cost_little(tmp_path):
     """`TRIES` at first and a few more, while others of the group are tried; then at most one more each, as often as an
     episode that began later has been sound: where the first is broken again, the others are not tried."""
     poison = {f"task-{number}": "broken" for number in (3, 17, 31)}

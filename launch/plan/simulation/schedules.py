@@ -253,7 +253,7 @@ class SimulatedRun:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self._given_back: deque[int] = deque()
+        self._requeued: deque[int] = deque()
         self._fresh = 0
 
     def driver(self, scheduler: Scheduler, *, slots: int = 0, **options: Any) -> Driver:
@@ -269,7 +269,7 @@ class SimulatedRun:
         groups = [_number(group) for group in samples]
         for group in groups:
             self.ledger.lose(group)
-        self._given_back = deque(sorted((*self._given_back, *groups)))
+        self._requeued = deque(sorted((*self._requeued, *groups)))
 
     async def generate(self, args: Namespace, sample: Sample, params: dict[str, Any]) -> Sample:
         group, member = self._place(sample)
@@ -289,8 +289,8 @@ class SimulatedRun:
         self.ledger.train([_number(flatten(group)) for group in rollout.kept])
 
     def _next(self) -> int:
-        if self._given_back:
-            return self._given_back.popleft()
+        if self._requeued:
+            return self._requeued.popleft()
         self._fresh += 1
         return self._fresh - 1
 

@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-    """The repetitions that one event loop has seen. asked: how often, by key. doubtful: tasks of which a score changed."""
-    """What one event loop has seen. asked: how often, by key. doubtful: tasks of which a score has changed."""
+class _Repetitions:
+    """The repetitions of one event loop. asked: how often, by key. doubtful: tasks of which a score has changed."""
 
     asked: Counter[bytes] = field(default_factory=Counter)
     repeated: int = 0

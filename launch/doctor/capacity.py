@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from slime_swe.launch.doctor.finding import Finding, Machine, failure, ok, skipped, warning
+from slime_swe.launch.doctor import Finding, Machine, failure, ok, skipped, warning
 from slime_swe.launch.engines import Engine, engine_of
 from slime_swe.launch.model import checkpoint_path, converted_folder
 from slime_swe.launch.plan.assumptions import GIB

@@ -19,7 +19,7 @@ import pytest
 from slime_swe.data_sources.task import Image, Workspace
 from slime_swe.errors import UserError
 from slime_swe.launch.cli import run
-from slime_swe.launch.doctor.finding import Machine
+from slime_swe.launch.doctor import Machine
 from slime_swe.launch.doctor.recipe import check_tasks
 from slime_swe.launch.images import backends_here, remedy, survey
 from slime_swe.launch.plan.assumptions import Assumptions

@@ -9,7 +9,7 @@ import pytest
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
-from slime_swe.launch.doctor.finding import Machine
+from slime_swe.launch.doctor import Machine
 from slime_swe.launch.doctor.recipe import check_sandbox
 from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.images import task_images

@@ -29,10 +29,9 @@ from slime_swe.errors import UserError
 from slime_swe.launch.cli import FAILURE
 from slime_swe.launch.config import read_recipe
 from slime_swe.launch.output import duration
-from slime_swe.launch.progress import RunProgress
+from slime_swe.launch.progress import RunProgress, say_untrained, show_summary
 from slime_swe.launch.runs import RECIPE_FILE, find_run, to_go_on
 from slime_swe.launch.slime.paths import DRIVERS
-from slime_swe.launch.summary import say_untrained, show_summary
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.metrics import paced, seconds_of, why_untrained
 from slime_swe.rollout.records import METRICS

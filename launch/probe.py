@@ -29,7 +29,7 @@ from slime_swe.files import replace_file, writing
 from slime_swe.launch.config import with_value
 from slime_swe.launch.doctor.served import servers_of
 from slime_swe.launch.engines import engine_of
-from slime_swe.launch.evaluation.folder import Evaluation, known_episodes, output
+from slime_swe.launch.evaluation import Evaluation, known_episodes, output
 from slime_swe.launch.evaluation.play import embedded_server, play_sets
 from slime_swe.launch.evaluation.target import PORT, models_at, start_command
 from slime_swe.launch.extras import EMBEDDED, require

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from slime_swe.launch.evaluation.folder import in_words
+from slime_swe.launch.evaluation import in_words
 from slime_swe.launch.output import duration, print_json, rate, sparkline, table_console
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.metrics import Untrained, why_untrained

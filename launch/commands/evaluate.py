@@ -37,8 +37,8 @@ from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.launch.config import add_recipe_arguments, with_value
 from slime_swe.launch.doctor.served import servers_of
 from slime_swe.launch.engines import BY_EMBEDDED, require_legal
+from slime_swe.launch.evaluation import INCOMPLETE, Evaluation, begin, known_episodes, limits_of, output
 from slime_swe.launch.evaluation.figures import as_json, figures_of, show
-from slime_swe.launch.evaluation.folder import INCOMPLETE, Evaluation, begin, known_episodes, limits_of, output
 from slime_swe.launch.evaluation.target import (
     PORT,
     Endpoint,

@@ -11,7 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from slime_swe.launch.evaluation.folder import in_words, records_of
+from slime_swe.launch.evaluation import in_words, records_of
 from slime_swe.launch.output import rate
 from slime_swe.rollout.endpoint.replies import Prices, Spending, Usage
 from slime_swe.rollout.metrics import evaluation_metrics

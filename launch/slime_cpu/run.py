@@ -20,7 +20,7 @@ from slime_swe.attempts import of_last_attempt
 from slime_swe.embedded import report
 from slime_swe.embedded.server_process import ServerProcess
 from slime_swe.files import replace_file, writing
-from slime_swe.launch.evaluation.folder import limits_of
+from slime_swe.launch.evaluation import limits_of
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.slime.paths import LOG, TENSORBOARD, cut_back
 from slime_swe.launch.slime.render import to_args

@@ -12,12 +12,11 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import require_legal
-from slime_swe.launch.plan import admission, rollout, serving, training
+from slime_swe.launch.plan import admission, rollout, serving, simulation, training
 from slime_swe.launch.plan.admission import sandboxes_at_once
 from slime_swe.launch.plan.assumptions import Assumptions, assume
 from slime_swe.launch.plan.plan import fit, make_plan, propose
 from slime_swe.launch.plan.problems import nearest
-from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.machines import simulate
 from slime_swe.launch.plan.timing import evaluations_of, time_step, with_outlook
 from slime_swe.launch.slime.render import ours, shared
@@ -400,7 +399,7 @@ def test_a_rollout_takes_as_long_as_in_the_simulation_of_its_schedule(schedule):
     steps = rollout.WARM_UP + rollout.MEASURED
 
     async def twin():
-        await getattr(schedules, driver)(ledger, recipe.rollout.batch_size, steps, **limit)
+        await getattr(simulation, driver)(ledger, recipe.rollout.batch_size, steps, **limit)
         return ledger.figures(0), rollout.found_in(ledger, case)
 
     figures, found = simulate(twin())

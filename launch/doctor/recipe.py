@@ -18,7 +18,7 @@ from slime_swe.errors import UserError
 from slime_swe.launch.doctor import Finding, Machine, MachineError, failure, ok, skipped, warning
 from slime_swe.launch.engines import violations
 from slime_swe.launch.images import images_command, needs_images, remedy, survey
-from slime_swe.launch.plan.result import HOUR
+from slime_swe.launch.plan import HOUR
 from slime_swe.launch.preflight import check_overlap
 from slime_swe.launch.slime.render import PLUG_INS
 from slime_swe.recipes.base import Recipe

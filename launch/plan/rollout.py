@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from statistics import NormalDist
 
 from slime_swe.errors import UserError
-from slime_swe.launch.plan import serving, simulation
+from slime_swe.launch.plan import IDLE, Assumptions, Phase, serving, simulation
 from slime_swe.launch.plan.admission import (
     Episodes,
     bounds_of,
@@ -20,8 +20,6 @@ from slime_swe.launch.plan.admission import (
     sandbox_nodes,
     sandboxes_at_once,
 )
-from slime_swe.launch.plan.assumptions import Assumptions
-from slime_swe.launch.plan.result import IDLE, Phase
 from slime_swe.launch.plan.serving import cache_tokens, engines, running_requests, sglang_engine
 from slime_swe.launch.plan.simulation import Ledger, Schedule
 from slime_swe.launch.plan.simulation.machines import simulate

@@ -22,7 +22,7 @@ from slime_swe.launch.cli import run
 from slime_swe.launch.doctor import Machine
 from slime_swe.launch.doctor.recipe import check_tasks
 from slime_swe.launch.images import backends_here, remedy, survey
-from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan import Assumptions
 from slime_swe.launch.plan.images import task_images
 from slime_swe.sandbox.apptainer import ApptainerBackend
 from slime_swe.sandbox.base import Backend, SandboxError

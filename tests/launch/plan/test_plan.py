@@ -12,9 +12,8 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import require_legal
-from slime_swe.launch.plan import admission, rollout, serving, simulation, training
+from slime_swe.launch.plan import Assumptions, admission, assume, rollout, serving, simulation, training
 from slime_swe.launch.plan.admission import sandboxes_at_once
-from slime_swe.launch.plan.assumptions import Assumptions, assume
 from slime_swe.launch.plan.plan import fit, make_plan, propose
 from slime_swe.launch.plan.problems import nearest
 from slime_swe.launch.plan.simulation.machines import simulate

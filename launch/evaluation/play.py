@@ -1,8 +1,8 @@
 """Play an evaluation's episodes into its folder.
 
-Read this file first. `target` says what is evaluated and how episodes of it are played, the package itself keeps what
-was played so that a killed evaluation goes on, and `figures` counts what the folder holds. An episode is in the journal
-as soon as it is over, and none that is whole there is played again.
+Read this file first. `target` says what is evaluated and how episodes of it are played, and the package itself keeps
+what was played so that a killed evaluation goes on: an episode is in the journal as soon as it is over, and none that
+is whole there is played again. The command counts what the folder then holds.
 """
 
 from __future__ import annotations

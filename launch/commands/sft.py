@@ -301,7 +301,10 @@ class TrainedSample:
             "task": self.record.task or "",
             "solved": self.record.solved,
             "reward": self.record.reward,
-            "messages": [_message(turn, flag) for turn, flag in zip(self.turns, self.flags, strict=True)],
+            "messages": [
+                chat_message(turn) | ({FLAG: int(flag)} if turn.role == "assistant" else {})
+                for turn, flag in zip(self.turns, self.flags, strict=True)
+            ],
             "tools": self.tools,
             **tokens,
         }
@@ -339,10 +342,6 @@ def _is_trained(
 def _name(turn: Turn) -> tuple[Any, ...]:
     """Return what tells turns apart: two samples of an episode show the same turn where this is equal."""
     return turn.role, turn.began, turn.ended, turn.text, turn.reasoning
-
-
-def _message(turn: Turn, trained: bool) -> dict[str, Any]:
-    return chat_message(turn) | ({FLAG: int(trained)} if turn.role == "assistant" else {})
 
 
 # Which of the policy's turns ended in an error: they stay as context, and are not trained (swe-lego.github.io).

@@ -45,7 +45,10 @@ def adapted(found: dict[str, Attributes], recipe: Recipe, folder: Path, *, resum
     under the new ones, and each token's version is known. A run that goes on from a checkpoint is not evaluated first,
     as under SLiME: this evaluation would have the number of one that follows.
     """
-    kept = {heading: _moved(heading, group) for heading, group in found.items()}
+    kept = {
+        heading: {dest: _own(value) for dest, value in group.items() if dest not in GONE.get(heading, ())}
+        for heading, group in found.items()
+    }
     kept["serving"]["pause_generation_mode"] = "abort"
     if recipe.data.eval:
         saved = last_saved(folder / CHECKPOINTS, unreadable=-1)
@@ -54,10 +57,6 @@ def adapted(found: dict[str, Attributes], recipe: Recipe, folder: Path, *, resum
         kept["checkpoints"] |= {"megatron_to_hf_mode": "bridge", "ref_load": kept["checkpoints"]["hf_checkpoint"]}
         kept["adapter"] = adapter_section(recipe)
     return kept
-
-
-def _moved(heading: str, group: Attributes) -> Attributes:
-    return {dest: _own(value) for dest, value in group.items() if dest not in GONE.get(heading, ())}
 
 
 def _own(value: object) -> object:

@@ -21,7 +21,7 @@ import sys
 import warnings
 
 from benchmarks.command import Figures, run
-from slime_swe.launch.plan.assumptions import GIB, Assumptions
+from slime_swe.launch.plan import GIB, Assumptions
 from slime_swe.launch.plan.memory import budgets
 from slime_swe.launch.plan.training import padded_vocab
 from slime_swe.recipes.base import Cluster, Model, Parallel, Recipe

@@ -35,9 +35,9 @@ from types import ModuleType
 from benchmarks import schedule_oracle, schedule_slime
 from benchmarks.command import Figures, run
 from slime_swe.errors import UserError
-from slime_swe.launch.plan.simulation import schedules as our_schedules
+from slime_swe.launch.plan import simulation
+from slime_swe.launch.plan.simulation import Ledger, Schedule
 from slime_swe.launch.plan.simulation.machines import Cluster, simulate
-from slime_swe.launch.plan.simulation.schedules import Ledger, Schedule
 from slime_swe.launch.plan.simulation.workload import Assumed, Recorded, Workload
 from slime_swe.launch.slime.upstream import SLIME
 
@@ -57,9 +57,9 @@ def schedules(steps: int, staleness: int, slime: str, oracles: int = 0) -> dict[
         raise UserError(f"--slime {slime}: give model or real")
     loops = schedule_slime if slime == "model" else _real()
     found: dict[str, tuple[Schedule, int, int]] = {
-        "continuous": (partial(our_schedules.continuous, max_staleness=staleness), steps, staleness),
-        "carry": (partial(our_schedules.carry, max_staleness=staleness), steps, staleness),
-        "sync": (our_schedules.sync, steps, 0),
+        "continuous": (partial(simulation.continuous, max_staleness=staleness), steps, staleness),
+        "carry": (partial(simulation.carry, max_staleness=staleness), steps, staleness),
+        "sync": (simulation.sync, steps, 0),
         "slime_sync": (loops.slime_sync, steps, 0),
         "slime_fully_async": (loops.slime_fully_async, 2 * steps, steps // 2),
     }

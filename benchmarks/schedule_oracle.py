@@ -16,7 +16,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
-from slime_swe.launch.plan.simulation.schedules import Ledger, SimulatedRun, train_in_turns
+from slime_swe.launch.plan.simulation import Ledger, SimulatedRun, train_in_turns
 from slime_swe.launch.plan.simulation.workload import Script
 from slime_swe.rollout.scheduling.schedulers import Batch, Outcome
 from slime_swe.sample import Sample

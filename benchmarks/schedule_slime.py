@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from slime_swe.launch.plan.simulation import Broken, Ledger
 from slime_swe.launch.plan.simulation.machines import Aborted
-from slime_swe.launch.plan.simulation.schedules import Broken, Ledger
 
 POLL = 1.0  # seconds: of the worker
 POLL_BATCH = 0.05  # of what waits for a batch

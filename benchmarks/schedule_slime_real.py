@@ -18,7 +18,7 @@ from slime.utils.types import Sample
 
 from benchmarks import schedule_slime
 from benchmarks.schedule_slime import Hooks
-from slime_swe.launch.plan.simulation.schedules import Ledger
+from slime_swe.launch.plan.simulation import Ledger
 
 HERE = "benchmarks.schedule_slime_real"
 

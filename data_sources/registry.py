@@ -7,6 +7,8 @@ and `registry`, from which their images are taken (`mirrored`).
     quixbugs:python?folder=/data/QuixBugs
     path/to/tasks.jsonl?ids=path/to/ids.txt
     my_module.load:train
+
+A file of tasks is read here, and written (`write_tasks`).
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from urllib.parse import parse_qsl
 
 import orjson
 
+from slime_swe import files
 from slime_swe.data_sources.corpora import CORPORA, swebench
 from slime_swe.data_sources.corpora.corpus import FILE_KINDS, file_records, first_few
 from slime_swe.data_sources.task import TOGETHER, Task
 from slime_swe.dotted import load_registered
 from slime_swe.errors import UserError, unknown
-from slime_swe.files import read_given
 from slime_swe.patches import changed_lines, paths_of
 
 # `data.filters` may hold these: options that say something of a task, and not which share of a set is taken.
@@ -133,15 +135,31 @@ def _read_file(spec: Spec) -> list[Task]:
 
 
 def _task(path: Path, record: Any) -> Task:
-    """Make a task of our own record, or of one of SWE-bench's, which have an `instance_id`."""
-    if isinstance(record, dict) and "instance_id" in record and "id" not in record:
+    """Make a task of our own record, or of one of SWE-bench's, which have an `instance_id`. The source of a record that
+    does not say where it is from is the file's name."""
+    if not isinstance(record, dict):
+        return Task.from_dict(record)
+    if "instance_id" in record and "id" not in record:
         return swebench.task_of(record, str(record.get("split") or "file"), source=path.stem)
-    return Task.from_dict(_with_source(record, path))
+    return Task.from_dict({"source": path.stem, "split": "file", **record})
 
 
-def _with_source(record: Any, path: Path) -> Any:
-    """Add the file's name as the source of a record that does not say where it is from."""
-    return {"source": path.stem, "split": "file", **record} if isinstance(record, dict) else record
+def prepare_file(path: Path, option: str) -> None:
+    """Make the folder of a file of tasks, before the work whose result it holds. Raises `UserError` where it can't be
+    such a file. option: what has named it."""
+    if path.suffix != ".jsonl":
+        raise UserError(f"{option} {path} must end with .jsonl, by which `data.train` knows a file of tasks")
+    with files.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
+    """Write a file of tasks whole, or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with files.writing(path):
+        with temporary.open("wb") as file:
+            file.writelines(orjson.dumps(task.to_dict()) + b"\n" for task in tasks)
+        temporary.replace(path)
 
 
 @dataclass(frozen=True)
@@ -239,7 +257,7 @@ def _require_ids(wanted: Set[str], tasks: list[Task]) -> None:
 def read_ids(path: Path) -> list[str]:
     """Read instance ids: one a line (`#` begins a comment), or a JSON list. Raises `UserError`."""
     try:
-        text = read_given(path, "the list of ids").decode()
+        text = files.read_given(path, "the list of ids").decode()
         ids = orjson.loads(text) if text.lstrip().startswith("[") else _lines(text)
     except (UnicodeDecodeError, orjson.JSONDecodeError) as error:  # bytes that are no text, or no JSON
         raise UserError(f"the list of ids {path} is neither lines of text nor a JSON list: {error}") from error

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -20,7 +19,7 @@ from slime_swe.files import read_given
 from slime_swe.launch.engines import violations
 from slime_swe.launch.model import mismatches, with_model
 from slime_swe.recipes.base import Recipe
-from slime_swe.recipes.checks import refuse
+from slime_swe.recipes.checks import field_types, refuse
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.recipes.tasks import with_task
 
@@ -111,7 +110,7 @@ def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         except HydraException as error:
             raise UserError(f"can't read the override {text!r}: {_how_to_write(text)}") from error
         key, value = override.key_or_group, override.value()
-        if key_types().get(key) is str and not isinstance(value, str | None):
+        if field_types(constrained=False).get(key) is str and not isinstance(value, str | None):
             value = text.partition("=")[2]  # run.name=123
         _set(values, key, value, remove=override.is_delete())
     return _recipe_of(values)
@@ -123,7 +122,8 @@ def _set(values: dict[str, Any], key: str, value: Any, *, remove: bool) -> None:
     section = next((name for name in OPEN_SECTIONS if key.startswith(f"{name}.")), None)
     if section is None:
         if remove:
-            raise UserError(f"{key} can't be removed or left empty: it must be {TYPE_NAMES[key_types()[key]]}")
+            wanted = TYPE_NAMES[field_types(constrained=False)[key]]
+            raise UserError(f"{key} can't be removed or left empty: it must be {wanted}")
         values[key] = value
         return
     values[section] = _changed(values[section], key, key.removeprefix(f"{section}."), value, remove=remove)
@@ -173,7 +173,7 @@ def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
 
 def _typed(key: str, value: Any) -> Any:
     """Convert a value to the key's type: a number may be given as text, and text as a number. Rules come later."""
-    hint = key_types()[key]
+    hint = field_types(constrained=False)[key]
     try:
         if hint is str and value is not None and not isinstance(value, dict | list):
             return str(value)
@@ -228,16 +228,6 @@ def _with_value(part: Any, key: str, value: object) -> Any:
     return dataclasses.replace(part, **{name: _with_value(getattr(part, name), rest, value) if rest else value})
 
 
-@cache
-def key_types(kind: Any = Recipe, prefix: str = "") -> dict[str, Any]:
-    """Map the dotted key of every leaf field of a dataclass to its type."""
-    types: dict[str, Any] = {}
-    for name, hint in get_type_hints(kind).items():
-        section, key = dataclasses.is_dataclass(hint), f"{prefix}{name}"
-        types |= key_types(hint, f"{key}.") if section else {key: hint}
-    return types
-
-
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted key and the value of every leaf; an open section is one leaf."""
     for name, value in values.items():
@@ -250,7 +240,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def require_known(key: str) -> None:
     """Raise `UserError` with the nearest names where a recipe has no such key."""
-    names = list(key_types())
+    names = list(field_types())
     if key in names or key.startswith(tuple(f"{section}." for section in OPEN_SECTIONS)):
         return
     inside = [name for name in names if name.startswith(f"{key}.")]

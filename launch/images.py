@@ -17,7 +17,7 @@ from slime_swe.data_sources.registry import load_tasks, parse
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import cache_folder, keep_in_cache
-from slime_swe.launch.doctor.finding import Machine, MachineError
+from slime_swe.launch.doctor import Machine, MachineError
 from slime_swe.sandbox.base import Backend
 from slime_swe.sandbox.pool import backend_maker, make_backend, names_that, on_one_machine
 

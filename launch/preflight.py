@@ -17,7 +17,7 @@ from slime_swe.data_sources.registry import counted, load_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_object
 from slime_swe.errors import UserError
-from slime_swe.launch.doctor.finding import Machine
+from slime_swe.launch.doctor import Machine
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.images import images_command, needs_images, remedy, survey
 from slime_swe.launch.slime.render import PLUG_INS

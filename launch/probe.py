@@ -23,13 +23,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.registry import load_tasks, write_tasks
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.files import replace_file, writing
 from slime_swe.launch.config import with_value
 from slime_swe.launch.doctor.served import servers_of
 from slime_swe.launch.engines import engine_of
-from slime_swe.launch.evaluation.folder import Evaluation, known_episodes, output
+from slime_swe.launch.evaluation import Evaluation, known_episodes, output
 from slime_swe.launch.evaluation.play import embedded_server, play_sets
 from slime_swe.launch.evaluation.target import PORT, models_at, start_command
 from slime_swe.launch.extras import EMBEDDED, require
@@ -37,7 +37,6 @@ from slime_swe.launch.model import chat_template, checkpoint_folder
 from slime_swe.launch.output import rate, visible
 from slime_swe.launch.preflight import require_plug_ins, require_sandbox
 from slime_swe.launch.slime.render import to_args
-from slime_swe.launch.task_file import write_tasks
 from slime_swe.recipes.base import SGLANG, Recipe
 from slime_swe.rollout.agents.base import AGENTS, agent_class
 from slime_swe.rollout.agents.native import SCHEMAS, NativeAgent, load_template

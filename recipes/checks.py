@@ -93,12 +93,13 @@ def wrong_fields(recipe: Recipe) -> list[Violation]:
 
 
 @cache
-def field_types(kind: Any = Recipe, prefix: str = "") -> dict[str, Any]:
-    """Map the dotted key of every leaf field of a dataclass to its type with its constraint."""
+def field_types(kind: Any = Recipe, prefix: str = "", *, constrained: bool = True) -> dict[str, Any]:
+    """Map the dotted key of every leaf field of a dataclass to its type, with its constraint or without."""
     types: dict[str, Any] = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
+    for name, hint in get_type_hints(kind, include_extras=constrained).items():
+        key = f"{prefix}{name}"
         section = isinstance(hint, type) and dataclasses.is_dataclass(hint)
-        types |= field_types(hint, f"{prefix}{name}.") if section else {f"{prefix}{name}": hint}
+        types |= field_types(hint, f"{key}.", constrained=constrained) if section else {key: hint}
     return types
 
 

@@ -36,11 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     require("numpy", "scipy", extra="compare")
-    from slime_swe.launch.compare.comparison import (
-        compare,  # numpy and scipy are of the `compare` extra
-        requirements,
-        show,
-    )
+    from slime_swe.launch.compare import compare, requirements, show  # numpy and scipy are of the `compare` extra
     from slime_swe.launch.compare.sources import matched, read_side, require_same_limits
 
     a, b = (read_side(text, options.dir) for text in (options.a, options.b))

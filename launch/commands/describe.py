@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from slime_swe.data_sources.registry import parse
+from slime_swe.data_sources.registry import parse, prepare_file, write_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from slime_swe.launch.evaluation.target import Endpoint, endpoint_of
 from slime_swe.launch.extras import require
 from slime_swe.launch.output import print_json
-from slime_swe.launch.task_file import prepare, write_tasks
 from slime_swe.rollout.endpoint.client import key_of
 from slime_swe.rollout.endpoint.descriptions import KeptDescriptions, describer
 
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.limit is not None and options.limit < 1:
         raise UserError(f"--limit must be at least 1, got {options.limit}")
-    prepare(options.out, "--out")
+    prepare_file(options.out, "--out")
     endpoint = endpoint_of(options.url, options.model, options.key_variable)
     if endpoint is None:
         raise UserError(f"{options.url} is no address of an endpoint: give the base of its API, as https://HOST/v1")

@@ -13,7 +13,7 @@ import dataclasses
 import shlex
 
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, assemble
-from slime_swe.launch.doctor.finding import Finding, Machine, show
+from slime_swe.launch.doctor import Finding, Machine, examine, passes, show
 from slime_swe.launch.output import print_json
 
 
@@ -23,10 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     recipe = assemble(DEFAULT_RECIPE, options.overrides)
-    from slime_swe.launch.doctor.runner import (  # imports plug-ins, engines and sandboxes: for this command only
-        examine,
-        passes,
-    )
     from slime_swe.rollout.agents.base import agent_class
 
     findings: list[Finding] = []

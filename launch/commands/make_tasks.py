@@ -24,17 +24,17 @@ from slime_swe import files
 from slime_swe.data_sources.factory.downloads import find_releases
 from slime_swe.data_sources.factory.tasks import by_solve_rate
 from slime_swe.data_sources.factory.writing import requests_of, written_candidates
+from slime_swe.data_sources.registry import prepare_file, write_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from slime_swe.launch.export import read_episodes
 from slime_swe.launch.extras import require
+from slime_swe.launch.factory import FactorySettings, Journal, Outcome, make
 from slime_swe.launch.factory.containers import write_harbor, write_swebench
-from slime_swe.launch.factory.make import FactorySettings, Journal, Outcome, make
 from slime_swe.launch.output import print_json, visible
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.runs import find_run
 from slime_swe.launch.selection import Selected, select
-from slime_swe.launch.task_file import prepare, write_tasks
 from slime_swe.redaction import secrets_of
 
 SOURCES = ("faults", "releases")
@@ -71,9 +71,9 @@ def run(options: argparse.Namespace) -> int:
     for folder in (options.harbor, options.swebench):
         if folder is not None and folder.exists():
             raise UserError(f"{folder} is there already: give a new folder, or remove it")
-    prepare(options.out, "--out")
+    prepare_file(options.out, "--out")
     if options.requests:
-        prepare(options.requests, "--requests")
+        prepare_file(options.requests, "--requests")
     started = time.monotonic()
     outcome = _made(options)
     if options.solve_rates:

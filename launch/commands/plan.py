@@ -11,7 +11,7 @@ import argparse
 
 from slime_swe.launch.config import DEFAULT_RECIPE, add_recipe_arguments, assemble
 from slime_swe.launch.output import print_json
-from slime_swe.launch.plan.assumptions import assume
+from slime_swe.launch.plan import assume
 from slime_swe.launch.plan.plan import document, make_plan, propose, show
 from slime_swe.launch.plan.timing import with_outlook
 

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from slime_swe.launch.replay.replaying import replay
+    from slime_swe.launch.replay import replay
 
     folder = find_run(options.run, options.dir)
     question = asked(folder, options.overrides)

@@ -18,7 +18,7 @@ from pathlib import Path
 from slime_swe.errors import UserError
 from slime_swe.files import writing
 from slime_swe.launch.output import print_json, visible
-from slime_swe.launch.report.data import Collected, collect, compare_runs
+from slime_swe.launch.report import Collected, collect, compare_runs
 from slime_swe.launch.report.page import DATA, Shards, write_page
 from slime_swe.launch.runs import find_run
 from slime_swe.redaction import redacted, secrets_of

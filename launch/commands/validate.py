@@ -19,11 +19,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from slime_swe.data_sources.registry import load_tasks
+from slime_swe.data_sources.registry import load_tasks, prepare_file, write_tasks
 from slime_swe.errors import UserError
 from slime_swe.launch.output import print_json, visible
 from slime_swe.launch.progress import Bar
-from slime_swe.launch.task_file import prepare, write_tasks
 from slime_swe.rewards.grade import GradingSettings
 from slime_swe.rewards.validation import (
     Finding,
@@ -59,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
     if options.write:
-        prepare(options.write, "--write")
+        prepare_file(options.write, "--write")
     tasks = load_tasks(options.spec)[: options.limit]
     grading = GradingSettings(harness_python=options.harness_python)
     settings = ValidationSettings(options.sandbox, options.runs, options.jobs, grading)

@@ -55,7 +55,7 @@ class Refused:
     reason: str
 
 
-def intervals(paired: Paired, unknown: str = "") -> dict[str, Interval | Refused]:
+def intervals_of(paired: Paired, unknown: str = "") -> dict[str, Interval | Refused]:
     """Return the three intervals by name. unknown: why the tasks' repositories are not known, where they are not."""
     return {
         "these tasks": these_tasks(paired),

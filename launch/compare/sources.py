@@ -16,7 +16,7 @@ import msgspec
 import orjson
 
 from slime_swe.errors import UserError
-from slime_swe.launch.evaluation.folder import Limits, in_words, limits_in, require_complete
+from slime_swe.launch.evaluation import Limits, in_words, limits_in, require_complete
 from slime_swe.launch.runs import find_run
 from slime_swe.rollout.journals import read_records
 from slime_swe.rollout.records import EVALUATIONS, Record, is_broken, trajectories

@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from slime_swe.launch.doctor.finding import Finding, Machine, failure, ok, skipped, warning
+from slime_swe.launch.doctor import Finding, Machine, failure, ok, skipped, warning
 from slime_swe.launch.engines import Engine, engine_of
 from slime_swe.launch.model import checkpoint_path, converted_folder
-from slime_swe.launch.plan.assumptions import GIB
+from slime_swe.launch.plan import GIB
 from slime_swe.launch.plan.training import checkpoint_bytes
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.layers import WEIGHT_BYTES

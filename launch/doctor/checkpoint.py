@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_swe.errors import UserError
+from slime_swe.launch.doctor import Finding, Machine, failure, ok, skipped
 from slime_swe.launch.doctor.capacity import size
-from slime_swe.launch.doctor.finding import Finding, Machine, failure, ok, skipped
 from slime_swe.launch.doctor.versions import upstream_of
 from slime_swe.launch.model import checkpoint_folder, checkpoint_path, converted_folder, mismatches, readers
 from slime_swe.launch.slime.manifest import split

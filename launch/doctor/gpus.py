@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slime_swe.launch.doctor.finding import Finding, Machine, MachineError, failure, ok, skipped, warning
+from slime_swe.launch.doctor import Finding, Machine, MachineError, failure, ok, skipped, warning
 from slime_swe.launch.doctor.versions import driver, judged
 from slime_swe.recipes.base import Recipe
 

@@ -9,7 +9,7 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
-from slime_swe.launch.doctor.finding import Finding, Machine, failure, ok, skipped, warning
+from slime_swe.launch.doctor import Finding, Machine, failure, ok, skipped, warning
 from slime_swe.launch.doctor.versions import judged, packages, upstream_of
 from slime_swe.launch.ray.dashboard import reaching
 from slime_swe.launch.ray.jobs import existing, require_gpus, require_no_ray

@@ -15,10 +15,10 @@ from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import HarnessOracle, Task
 from slime_swe.dotted import load_object
 from slime_swe.errors import UserError
-from slime_swe.launch.doctor.finding import Finding, Machine, MachineError, failure, ok, skipped, warning
+from slime_swe.launch.doctor import Finding, Machine, MachineError, failure, ok, skipped, warning
 from slime_swe.launch.engines import violations
 from slime_swe.launch.images import images_command, needs_images, remedy, survey
-from slime_swe.launch.plan.result import HOUR
+from slime_swe.launch.plan import HOUR
 from slime_swe.launch.preflight import check_overlap
 from slime_swe.launch.slime.render import PLUG_INS
 from slime_swe.recipes.base import Recipe

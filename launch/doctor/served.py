@@ -20,7 +20,7 @@ from typing import Any, cast
 import aiohttp
 
 from slime_swe.errors import UserError
-from slime_swe.launch.doctor.finding import Finding, Machine, failure, ok, skipped
+from slime_swe.launch.doctor import Finding, Machine, failure, ok, skipped
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.client import SESSION, EngineClient
 from slime_swe.rollout.engine import require_grammar, workers_at

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from slime_swe.errors import UserError
-from slime_swe.launch.doctor.finding import Finding, Machine, MachineError, failure, ok, skipped, warning
+from slime_swe.launch.doctor import Finding, Machine, MachineError, failure, ok, skipped, warning
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.slime.checkouts import Checkout

@@ -55,7 +55,7 @@ class Engine:
     on_gpus: it trains on GPUs, so that the planner counts and times them; else on one machine's CPU.
     on_cluster: its job goes to the Ray cluster at `cluster.ray_address` where there is one.
     upstream: the train loop whose script it runs; None where it runs none.
-    doctor: the checks that `slime-swe doctor` makes for it: names in `slime_swe.launch.doctor.runner.CHECKS`, or dotted
+    doctor: the checks that `slime-swe doctor` makes for it: names in `slime_swe.launch.doctor.CHECKS`, or dotted
         paths of one's own.
     open_files: of this process: doctor's check fails below the first number and warns below the second.
     raises_open_files: it raises the soft limit to the hard one by itself, as Ray does.

@@ -9,9 +9,8 @@ from pathlib import Path
 from slime_swe.fields import read_arguments
 from slime_swe.launch.engines import BY_EMBEDDED, IN_ONE_PROCESS, WITHOUT_GPUS, Engine, Start, without_caches
 from slime_swe.launch.extras import EMBEDDED, require
-from slime_swe.launch.progress import RunProgress
+from slime_swe.launch.progress import RunProgress, show_summary
 from slime_swe.launch.slime.render import to_args
-from slime_swe.launch.summary import show_summary
 from slime_swe.recipes.base import SGLANG, Recipe
 from slime_swe.recipes.checks import Fixed, Violation, acting_on_ratio, against, listed, not_fixed, only
 from slime_swe.recipes.rules import schedules, staleness

@@ -14,12 +14,12 @@ from slime_swe.launch.engines import WHOLE_WEIGHTS, Engine, Start
 from slime_swe.launch.model import checkpoint_folder, converted_folder
 from slime_swe.launch.output import print_json
 from slime_swe.launch.plan.plan import fit
+from slime_swe.launch.progress import EVALUATED_ONLY, say_untrained
 from slime_swe.launch.slime import flags
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS, cut_back
 from slime_swe.launch.slime.render import render
 from slime_swe.launch.slime.upstream import SLIME, Upstream
-from slime_swe.launch.summary import EVALUATED_ONLY, say_untrained
 from slime_swe.recipes import rules
 from slime_swe.recipes.base import Data, Recipe
 from slime_swe.recipes.checks import Violation, not_fixed

@@ -15,6 +15,7 @@ from pathlib import Path
 from slime_swe.launch.engines import BY_EMBEDDED, WITHOUT_GPUS, Engine, Start, without_caches
 from slime_swe.launch.engines.slime import exported
 from slime_swe.launch.extras import require
+from slime_swe.launch.progress import show_summary
 from slime_swe.launch.slime import flags
 from slime_swe.launch.slime.checkouts import require_checkouts
 from slime_swe.launch.slime.job import Job
@@ -22,7 +23,6 @@ from slime_swe.launch.slime.render import HEADING
 from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.launch.slime_cpu.render import WITHOUT_GPU, ranks, render
 from slime_swe.launch.slime_cpu.sglang_cpu import serving
-from slime_swe.launch.summary import show_summary
 from slime_swe.recipes.base import SGLANG, Recipe
 from slime_swe.recipes.checks import Fixed, Violation, not_fixed, only
 from slime_swe.recipes.rules import on_any_machine, trainer_groups, trainer_sizes

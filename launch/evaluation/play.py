@@ -1,8 +1,8 @@
 """Play an evaluation's episodes into its folder.
 
-Read this file first. `target` says what is evaluated and how episodes of it are played, `folder` keeps what was played
-so that a killed evaluation goes on, and `figures` counts what the folder holds. An episode is in the journal as soon as
-it is over, and none that is whole there is played again.
+Read this file first. `target` says what is evaluated and how episodes of it are played, and the package itself keeps
+what was played so that a killed evaluation goes on: an episode is in the journal as soon as it is over, and none that
+is whole there is played again. The command counts what the folder then holds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slime_swe.data_sources.task import Task
 from slime_swe.launch.config import with_value
-from slime_swe.launch.evaluation.folder import appending, known_episodes
+from slime_swe.launch.evaluation import appending, known_episodes
 from slime_swe.launch.evaluation.target import Endpoint
 from slime_swe.launch.model import EMBEDDED_SEED
 from slime_swe.launch.progress import Bar

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan import Assumptions
 from slime_swe.launch.plan.serving import cache_tokens, engines, running_requests
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS

@@ -14,9 +14,8 @@ from slime_swe.data_sources.corpora import CORPORA
 from slime_swe.data_sources.registry import Spec, load_tasks, most_left, parse
 from slime_swe.errors import UserError
 from slime_swe.launch.images import measured, set_of, size_of
+from slime_swe.launch.plan import Assumptions, TaskImages
 from slime_swe.launch.plan.admission import informative
-from slime_swe.launch.plan.assumptions import Assumptions
-from slime_swe.launch.plan.result import TaskImages
 from slime_swe.recipes.base import Recipe
 from slime_swe.sandbox.pool import make_backend
 

@@ -6,11 +6,9 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
-from slime_swe.launch.plan import serving, training
+from slime_swe.launch.plan import GIB, Assumptions, Budget, Component, TaskImages, serving, training
 from slime_swe.launch.plan.admission import episodes_of, informative, sandbox_nodes, sandboxes_at_once
-from slime_swe.launch.plan.assumptions import GIB, Assumptions
 from slime_swe.launch.plan.images import most_at_once
-from slime_swe.launch.plan.result import Budget, Component, TaskImages
 from slime_swe.launch.plan.serving import cache_pool, cache_tokens, running_requests, served_bytes, sglang_engine
 from slime_swe.launch.plan.training import adapter_bytes, checkpoint_bytes, layout_of, resident_bytes, trained, whole
 from slime_swe.launch.warm_start import stage_of

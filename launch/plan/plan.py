@@ -19,14 +19,11 @@ from rich.table import Table
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.model import mismatches
 from slime_swe.launch.output import duration
-from slime_swe.launch.plan.admission import bounds_of, cached_episodes, episodes_of, informative, sandbox_nodes
-from slime_swe.launch.plan.assumptions import GIB, Assumptions
-from slime_swe.launch.plan.images import task_images
-from slime_swe.launch.plan.memory import budgets, most_kept
-from slime_swe.launch.plan.problems import checked_advice, is_countable, nearest, overruns
-from slime_swe.launch.plan.result import (
+from slime_swe.launch.plan import (
+    GIB,
     HOUR,
     IDLE,
+    Assumptions,
     Budget,
     Checkpoints,
     Component,
@@ -38,6 +35,10 @@ from slime_swe.launch.plan.result import (
     Timing,
     WholeRun,
 )
+from slime_swe.launch.plan.admission import bounds_of, cached_episodes, episodes_of, informative, sandbox_nodes
+from slime_swe.launch.plan.images import task_images
+from slime_swe.launch.plan.memory import budgets, most_kept
+from slime_swe.launch.plan.problems import checked_advice, is_countable, nearest, overruns
 from slime_swe.launch.plan.timing import evaluations_of, time_stage, time_step, whole_run
 from slime_swe.launch.plan.training import checkpoint_bytes
 from slime_swe.recipes import adapters

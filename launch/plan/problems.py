@@ -15,10 +15,8 @@ from typing import Any
 
 from slime_swe.launch.config import with_value
 from slime_swe.launch.engines import engine_of
-from slime_swe.launch.plan import serving
-from slime_swe.launch.plan.assumptions import GIB, Assumptions
+from slime_swe.launch.plan import GIB, Assumptions, Budget, TaskImages, serving
 from slime_swe.launch.plan.memory import budgets, recorded
-from slime_swe.launch.plan.result import Budget, TaskImages
 from slime_swe.launch.plan.serving import cache_tokens, sglang_engine
 from slime_swe.launch.plan.training import layout_of
 from slime_swe.launch.warm_start import unfit

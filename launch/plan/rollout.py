@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from statistics import NormalDist
 
 from slime_swe.errors import UserError
-from slime_swe.launch.plan import serving
+from slime_swe.launch.plan import IDLE, Assumptions, Phase, serving, simulation
 from slime_swe.launch.plan.admission import (
     Episodes,
     bounds_of,
@@ -20,12 +20,9 @@ from slime_swe.launch.plan.admission import (
     sandbox_nodes,
     sandboxes_at_once,
 )
-from slime_swe.launch.plan.assumptions import Assumptions
-from slime_swe.launch.plan.result import IDLE, Phase
 from slime_swe.launch.plan.serving import cache_tokens, engines, running_requests, sglang_engine
-from slime_swe.launch.plan.simulation import schedules
+from slime_swe.launch.plan.simulation import Ledger, Schedule
 from slime_swe.launch.plan.simulation.machines import simulate
-from slime_swe.launch.plan.simulation.schedules import Ledger, Schedule
 from slime_swe.launch.plan.simulation.workload import Assumed
 from slime_swe.launch.plan.training import forward_flops
 from slime_swe.recipes.base import Recipe
@@ -235,9 +232,9 @@ def ledger_of(case: Case) -> Ledger:
 def schedule_of(case: Case) -> Schedule:
     schedule = SCHEDULES[case.schedule]
     if schedule.carries:
-        paced = schedules.carry if schedule.pauses else schedules.continuous
+        paced = simulation.carry if schedule.pauses else simulation.continuous
         return partial(paced, max_staleness=case.max_staleness)
-    synchronous = schedules.ahead if schedule.overlaps else schedules.sync
+    synchronous = simulation.ahead if schedule.overlaps else simulation.sync
     return partial(synchronous, max_over_sampling=case.max_over_sampling)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import inf
 
-from slime_swe.launch.plan.assumptions import GIB
+from slime_swe.launch.plan import GIB
 from slime_swe.recipes import adapters
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.gpus import GPUS

@@ -6,11 +6,10 @@ import math
 from dataclasses import replace
 
 from slime_swe.launch.engines import engine_of
+from slime_swe.launch.plan import HOUR, Assumptions, Evaluations, Outlook, Phase, Plan, Supervised, Timing, WholeRun
 from slime_swe.launch.plan.admission import episodes_of, informative
-from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.images import tasks_of
 from slime_swe.launch.plan.memory import recorded, supervised
-from slime_swe.launch.plan.result import HOUR, Evaluations, Outlook, Phase, Plan, Supervised, Timing, WholeRun
 from slime_swe.launch.plan.rollout import evaluation_seconds, sample_step
 from slime_swe.launch.plan.serving import engines, sglang_engine
 from slime_swe.launch.plan.training import (

@@ -22,7 +22,7 @@ from slime_swe.launch.slime.render import (
     OWN_RECORD,
     as_yaml,
     model_section,
-    ours,
+    plugin_settings,
     render_flags,
     script_of,
     sections,
@@ -72,7 +72,7 @@ def _job(
         flags=render_flags(recipe, {**attributes, "rehearsal": kept}, SLIME),
         environment=platform.environment(recipe, run, checkouts) | WHOLE_LOGS,
         files=settings_files(recipe, run)
-        | {run / SETTINGS: as_yaml(ours(recipe, run) | OWN_RECORD | platform.settings)},
+        | {run / SETTINGS: as_yaml(plugin_settings(recipe, run) | OWN_RECORD | platform.settings)},
         directory=run,
         manifest=SLIME.manifest,
     )

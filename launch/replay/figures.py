@@ -166,7 +166,7 @@ def _signed(replayed: Replayed, place: int) -> float:
 TIMES = ("seconds", "engine")
 
 
-def figures(sums: Sums) -> dict[str, Any]:
+def figures_of(sums: Sums) -> dict[str, Any]:
     """Make the figures that docs/replay.md names; a mean or share of nothing is None."""
     counts = sums.counts
     return {

@@ -12,7 +12,7 @@ import msgspec
 from slime_swe.embedded.train_data import TrainData, split_steps, to_train_data, token_weights
 from slime_swe.errors import UserError
 from slime_swe.fields import read_arguments
-from slime_swe.launch.slime.render import ours, shared
+from slime_swe.launch.slime.render import plugin_settings, shared
 from slime_swe.recipes.base import Recipe, Reward
 from slime_swe.recipes.rules import staleness
 from slime_swe.rewards.compose import OVERLONG, Composition, composed, weights_in_use
@@ -65,7 +65,7 @@ class Replay:
         self.recipe, self.own = recipe, own
         sections = shared(recipe, folder).values()
         self.args = Namespace(**{key: value for section in sections for key, value in section.items()})
-        vars(self.args).update(ours(recipe, folder))
+        vars(self.args).update(plugin_settings(recipe, folder))
         self.group_filter = optional_hook(self.args, "dynamic_sampling_filter_path")
         self.post_process = required_hook(self.args, "custom_reward_post_process_path")
         algorithm = recipe.algorithm

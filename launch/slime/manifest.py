@@ -175,7 +175,7 @@ def split(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def load_manifest(package: str, title: str, of_the_image: Mapping[str, tuple[str, ...]]) -> Manifest:
     """Load the manifest that comes with this package for a train loop, with further choices of some flags."""
-    read = msgspec.json.decode((files(f"slime_swe.launch.{package}") / "flags.json").read_bytes(), type=Manifest)
+    read = msgspec.json.decode((files("slime_swe.launch") / package / "flags.json").read_bytes(), type=Manifest)
     more = {name: with_choices(read.flags[name], choices) for name, choices in of_the_image.items()}
     return msgspec.structs.replace(read, flags={**read.flags, **more}, title=title)
 

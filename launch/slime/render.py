@@ -3,7 +3,7 @@
     render(recipe, folder)         the job: program, flags, environment, files
       sections(recipe, folder)     heading -> attributes of SLiME's `args`, by SLiME's own names: a table of fields
         shared(recipe, folder)     those that every engine takes, such as `rollout_batch_size`
-      settings_files(...)          what SLiME has no flag for, by names that begin with `swe_` (`ours`)
+      settings_files(...)          what SLiME has no flag for, by names that begin with `swe_` (`plugin_settings`)
       render_flags(...)            attributes -> words, then the recipe's own `slime.flags`
       environment(...)             what the processes of the job need beside it
     to_args(recipe, folder)        the attributes that plug-ins read, as a namespace, for the embedded engine
@@ -53,7 +53,7 @@ HEADING = "slime.flags"  # of the recipe's own flags
 MODULE = "slime_swe.launch.slime.loop"  # runs the script, and says when it saves
 PYTHON = "python3"  # of the machine that the job runs on, where this one has no SLiME, as the training image has
 
-OURS = "slime_swe.rollout.slime_plugin.generate_rollout"
+ROLLOUT_FUNCTION = "slime_swe.rollout.slime_plugin.generate_rollout"
 RECORD = "slime_swe.launch.slime.slime_plugin.write_trained"
 CONSTANT_REDUCTION = "slime_swe.launch.slime.slime_plugin.constant_reduction"
 KL_IN_REWARD = "slime_swe.launch.slime.slime_plugin.advantages_less_kl"
@@ -143,9 +143,9 @@ def sections(recipe: Recipe, folder: Path, *, resume: bool, upstream: Upstream =
         },
         "run": {**common["run"], "custom_config_path": str(folder / SETTINGS)},
         "plug-ins": {**common["plug-ins"], "rollout_data_postprocess_path": RECORD},
-        "rollout": {**common["rollout"], "rollout_function_path": OURS},
+        "rollout": {**common["rollout"], "rollout_function_path": ROLLOUT_FUNCTION},
         "evaluation": {  # before the first rollout, and after each one whose number the interval divides
-            "eval_function_path": OURS,
+            "eval_function_path": ROLLOUT_FUNCTION,
             "eval_config": str(folder / EVALUATION),
             "eval_interval": run.eval_interval or max(1, run.num_rollouts),
         }
@@ -340,7 +340,7 @@ def settings_files(recipe: Recipe, run: Path) -> dict[Path, str]:
     SLiME takes no `--eval-interval` without datasets. Our rollout function plays the sets of `args.swe_eval_tasks`, so
     that nothing reads the paths that stand there.
     """
-    files = {run / SETTINGS: as_yaml(ours(recipe, run) | OWN_RECORD | unserved(recipe))}
+    files = {run / SETTINGS: as_yaml(plugin_settings(recipe, run) | OWN_RECORD | unserved(recipe))}
     if recipe.data.eval:
         datasets = [{"name": name, "path": absolute(spec)} for name, spec in recipe.data.evaluation_sets.items()]
         files[run / EVALUATION] = as_yaml({"eval": {"datasets": datasets}})
@@ -352,7 +352,7 @@ def as_yaml(content: Any) -> str:
     return text
 
 
-def ours(recipe: Recipe, run_dir: Path) -> Attributes:
+def plugin_settings(recipe: Recipe, run_dir: Path) -> Attributes:
     """Return what SLiME has no name for. Task sets are named by absolute paths: SLiME's processes start elsewhere.
 
     The attempt is the run's last, or its first where it has none yet.
@@ -505,5 +505,5 @@ def to_args(recipe: Recipe, run_dir: Path, *, resume: bool = False) -> Namespace
         swe_trackers=recipe.run.trackers,
         swe_project=recipe.run.project,
         **{name: value for section in shared(recipe, run_dir).values() for name, value in section.items()},
-        **ours(recipe, run_dir),
+        **plugin_settings(recipe, run_dir),
     )

@@ -22,10 +22,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from wrapt import register_post_import_hook
+
 from slime_swe.launch.slime_cpu.forked import address
-from slime_swe.launch.slime_cpu.worker import set_up
 
 _CLIENT = Path(__file__).with_name("forked.py")
 _FILES = 3  # standard input, output and error
@@ -149,6 +151,29 @@ def _import(modules: Sequence[str], environment: Mapping[str, str]) -> None:
 def _set(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
+
+
+def set_up() -> None:
+    """Have PyTorch and SLiME bring the shims along, not before they are imported. Ray calls this first in each worker.
+
+    Some of SLiME's actors need neither (one a GPU that only says its number, a lock), and PyTorch takes seconds to
+    import.
+    """
+    register_post_import_hook(_after_torch, "torch")
+    register_post_import_hook(_after_slime, "slime")  # a package without code: none of its modules is there yet
+
+
+def _after_torch(_: ModuleType) -> None:
+    from slime_swe.launch.slime_cpu.shims import without_cuda
+
+    without_cuda()
+
+
+def _after_slime(_: ModuleType) -> None:
+    importlib.import_module("torch")  # the shims import it, and the other hook needs all of them
+    from slime_swe.launch.slime_cpu.shims import install
+
+    install()
 
 
 def main(file: str, first: str, with_ray: str) -> None:

@@ -61,7 +61,7 @@ def ray_node(gpus: int) -> Iterator[None]:
             _system_config={"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 600},
             runtime_env={
                 "py_executable": executable,
-                "worker_process_setup_hook": "slime_swe.launch.slime_cpu.worker.set_up",
+                "worker_process_setup_hook": "slime_swe.launch.slime_cpu.fork_server.set_up",
             },
         )
         yield

@@ -16,7 +16,7 @@ from slime_swe.launch.slime.paths import CHECKPOINTS, SETTINGS, WEIGHTS
 from slime_swe.launch.slime.render import (
     as_yaml,
     environment,
-    ours,
+    plugin_settings,
     render_flags,
     script_of,
     sections,
@@ -46,7 +46,7 @@ def render(recipe: Recipe, folder: Path, address: str | None, *, checkouts: Chec
         flags=render_flags(recipe, cpu_sections(recipe, run, address, resume=resume), SLIME),
         environment=cpu_environment(recipe, run, address, checkouts),
         files=settings_files(recipe, run)
-        | {run / SETTINGS: as_yaml(ours(recipe, run) | IN_FLOAT32 | unserved(recipe))},
+        | {run / SETTINGS: as_yaml(plugin_settings(recipe, run) | IN_FLOAT32 | unserved(recipe))},
         directory=run,
         manifest=SLIME.manifest,
     )

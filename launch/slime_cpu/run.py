@@ -20,7 +20,7 @@ from slime_swe.attempts import of_last_attempt
 from slime_swe.embedded import report
 from slime_swe.embedded.server_process import ServerProcess
 from slime_swe.files import replace_file, writing
-from slime_swe.launch.evaluation.folder import limits_of
+from slime_swe.launch.evaluation import limits_of
 from slime_swe.launch.progress import RunProgress
 from slime_swe.launch.slime.paths import LOG, TENSORBOARD, cut_back
 from slime_swe.launch.slime.render import to_args
@@ -45,7 +45,7 @@ TRAINED = {  # SLiME's figure of an optimizer step -> its name in the records
     "train/grad_norm": "grad_norm",
 }
 GAP = "train/train_rollout_logprob_abs_diff"
-OURS = ("rollout/staleness", "rollout/dynamic_filter/")  # how our rollout function's figures begin
+ROLLOUT_FIGURES = ("rollout/staleness", "rollout/dynamic_filter/")  # how our rollout function's figures begin
 OLDEST, TRAINED_TOKENS = "rollout/staleness_max", "rollout/trained_tokens"
 TIMED = {  # SLiME's figure of a rollout, in seconds -> its name in the records
     "perf/rollout_time": "generation",
@@ -150,7 +150,11 @@ def step_figures(figures: Scalars, rollout_id: int, steps: int) -> dict[str, Any
         name: [figures[tag][n] for n in numbers if n in figures[tag]] for tag, name in TRAINED.items() if tag in figures
     }
     means = {name: sum(values) / len(values) for name, values in found.items() if values}
-    ours = {tag: values[rollout_id] for tag, values in figures.items() if tag.startswith(OURS) and rollout_id in values}
+    ours = {
+        tag: values[rollout_id]
+        for tag, values in figures.items()
+        if tag.startswith(ROLLOUT_FIGURES) and rollout_id in values
+    }
     gap = figures.get(GAP, {}).get(numbers[0])
     if ours.get(OLDEST):
         gap = figures.get(GAP_BEFORE, {}).get(rollout_id + 1)

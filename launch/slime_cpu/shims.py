@@ -1,8 +1,8 @@
 """What real SLiME and Megatron-LM need of a GPU machine, stood in for on a CPU.
 
 `install` is called in every process of a run before anything of SLiME's or Megatron's is imported: by
-`launch.slime_cpu.main` in the driver, and by `worker` in each of Ray's. Nothing here changes what is computed, only
-where.
+`launch.slime_cpu.main` in the driver, and by `fork_server` in each of Ray's. Nothing here changes what is computed,
+only where.
 
 - `torchvision`'s operators, which its CUDA build registers when it loads: their schemas alone. Transformers imports
   torchvision; nothing here calls it.

@@ -13,8 +13,7 @@ import torch
 
 from benchmarks.megatron_device import TensorMeter, meta_device
 from benchmarks.megatron_memory import plan_memory, rank_model, sequence_lengths
-from slime_swe.launch.plan import training
-from slime_swe.launch.plan.assumptions import GIB
+from slime_swe.launch.plan import GIB, training
 from slime_swe.launch.plan.training import Layout
 from slime_swe.recipes.base import Parallel
 from slime_swe.recipes.registry import RECIPES, load_recipe

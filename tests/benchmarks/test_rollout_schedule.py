@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks import schedule_oracle, schedule_slime
 from benchmarks.rollout_schedule import measure, play
-from slime_swe.launch.plan.simulation import schedules
+from slime_swe.launch.plan import simulation
+from slime_swe.launch.plan.simulation import Ledger
 from slime_swe.launch.plan.simulation.machines import Cluster, simulate
-from slime_swe.launch.plan.simulation.schedules import Ledger
 from slime_swe.launch.plan.simulation.workload import Assumed, Recorded
 from slime_swe.rollout.episode import Episode, StopReason, Timings
 from slime_swe.rollout.journals import append_records
@@ -43,7 +43,7 @@ def test_every_schedule_plays_the_episodes_of_a_journal(tmp_path):
     assert found["step_seconds_continuous"] < found["step_seconds_carry"] < found["step_seconds_sync"]
     assert found["tokens_discarded_continuous"] == found["tokens_discarded_carry"] == 0
     lengths = {20 * turns for turns in range(3, 11)}
-    schedule = partial(schedules.carry, max_staleness=1)
+    schedule = partial(simulation.carry, max_staleness=1)
 
     async def trained():
         ledger = Ledger(Recorded(path, 0), Cluster(1), slots=16, size=8)
@@ -57,7 +57,7 @@ def figures(schedule, bound=0, steps=8):
     return simulate(play(schedule, SMALL, Cluster(nodes=1), slots=16, batch=4, steps=steps, bound=bound))
 
 
-@pytest.mark.parametrize("schedule", (schedules.carry, schedules.continuous))
+@pytest.mark.parametrize("schedule", (simulation.carry, simulation.continuous))
 @pytest.mark.parametrize("bound", (0, 1, 2))
 def test_carried_episodes_are_neither_lost_nor_stale(schedule, bound):
     found = figures(partial(schedule, max_staleness=bound), bound)
@@ -67,13 +67,13 @@ def test_carried_episodes_are_neither_lost_nor_stale(schedule, bound):
 
 
 def test_a_larger_bound_uses_more_of_the_slots():
-    use = [figures(partial(schedules.continuous, max_staleness=bound), bound)["slot_use"] for bound in (0, 1, 2)]
+    use = [figures(partial(simulation.continuous, max_staleness=bound), bound)["slot_use"] for bound in (0, 1, 2)]
     assert use == sorted(use)
     assert use[2] > 1.3 * use[0]
 
 
 def test_a_synchronous_batch_is_never_stale():
-    assert figures(schedules.sync)["staleness_max"] == 0
+    assert figures(simulation.sync)["staleness_max"] == 0
 
 
 def test_who_knows_more_beforehand_is_done_sooner():
@@ -84,7 +84,7 @@ def test_who_knows_more_beforehand_is_done_sooner():
 
     sync, outcomes, lengths = (
         simulate(played(schedule))
-        for schedule in (schedules.sync, schedule_oracle.known_outcomes, schedule_oracle.known_lengths)
+        for schedule in (simulation.sync, schedule_oracle.known_outcomes, schedule_oracle.known_lengths)
     )
     assert sync[0][:4] == outcomes[0][:4], "the first batch, before anything is given back"
     assert outcomes[0] == lengths[0]
@@ -103,5 +103,5 @@ def test_episodes_without_failures_or_spread_fill_every_slot():
     """There is nothing to wait for."""
     even = Assumed(turns_spread=0.0, tokens_spread=0.0, tool_spread=0.0, broken=0.0, turns=8.0)
     cluster = Cluster(nodes=4, update=0.0)
-    schedule = partial(schedules.continuous, max_staleness=2)
+    schedule = partial(simulation.continuous, max_staleness=2)
     assert simulate(play(schedule, even, cluster, 32, 16, 6, 2))["slot_use"] > 0.98

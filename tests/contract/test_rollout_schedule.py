@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import schedule_slime
+from slime_swe.launch.plan.simulation import Ledger
 from slime_swe.launch.plan.simulation.machines import Cluster, simulate
-from slime_swe.launch.plan.simulation.schedules import Ledger
 from slime_swe.launch.plan.simulation.workload import Assumed
 
 

@@ -10,7 +10,7 @@ import pytest
 
 FIRST = """
 import os, sys
-from slime_swe.launch.slime_cpu.worker import set_up
+from slime_swe.launch.slime_cpu.fork_server import set_up
 set_up()
 import {module}
 from slime.utils.accelerator import get_accelerator
@@ -19,13 +19,13 @@ print(get_accelerator().name, os.environ["SLIME_ACCELERATOR"], torch.ones(1, dev
 """
 NO_SHIMS_YET = """
 import sys, ray
-from slime_swe.launch.slime_cpu.worker import set_up
+from slime_swe.launch.slime_cpu.fork_server import set_up
 @ray.remote
 class Light:  # as SLiME's InfoActor is, which says the number of a GPU
     def heavy(self):
         return "torch" in sys.modules
 ray.init(address="local", num_cpus=1, include_dashboard=False, runtime_env={
-    "worker_process_setup_hook": "slime_swe.launch.slime_cpu.worker.set_up"})
+    "worker_process_setup_hook": "slime_swe.launch.slime_cpu.fork_server.set_up"})
 print(ray.get(Light.remote().heavy.remote()))
 """
 

@@ -38,7 +38,7 @@ def test_the_samples_are_miles_own(miles_home):
 
 
 def test_each_hook_of_ours_is_a_flag_of_miles_but_that_of_advantages(miles_home):
-    from slime_swe.launch.miles.upstream import MILES
+    from slime_swe.launch.engines.miles import MILES
     from slime_swe.launch.slime.upstream import SLIME
 
     functions = {"rollout_function_path", "eval_function_path", *PLUG_INS}

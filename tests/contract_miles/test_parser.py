@@ -6,7 +6,7 @@ import pytest
 
 from slime_swe.launch.config import resolve
 from slime_swe.launch.engines import violations
-from slime_swe.launch.miles.upstream import MILES
+from slime_swe.launch.engines.miles import MILES
 from slime_swe.recipes.base import Parallel
 from slime_swe.recipes.families import FAMILIES, load_family
 from slime_swe.recipes.registry import RECIPES

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
-from slime_swe.launch.config import TYPE_NAMES, key_types
+from slime_swe.launch.config import TYPE_NAMES
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.checks import allowed, field_types
 
@@ -44,7 +44,7 @@ def meanings(kind: Any) -> dict[str, str]:
 
 
 def _rows(prefix: str, kind: Any) -> Iterator[str]:
-    said, types = meanings(kind), key_types()
+    said, types = meanings(kind), field_types(constrained=False)
     for field in dataclasses.fields(kind):
         key = f"{prefix}{field.name}"
         if key not in types:

@@ -12,9 +12,8 @@ from itertools import takewhile
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.agent_check import Report, check_agent, ends, prefix_cache_ceiling, problems_of, retained
 from slime_swe.launch.cli import run
-from slime_swe.launch.commands.agent import SEED
+from slime_swe.launch.commands.agent import SEED, Report, check_agent, ends, prefix_cache_ceiling, problems_of, retained
 from slime_swe.rollout.agents.base import AGENTS, IN_PROCESS
 from slime_swe.rollout.agents.mini_swe_agent import MiniSweAgent
 from slime_swe.rollout.agents.toy_task import with_malformed_call

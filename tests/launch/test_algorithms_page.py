@@ -10,7 +10,7 @@ import pytest
 
 from slime_swe.errors import UserError
 from slime_swe.launch.config import resolve
-from slime_swe.launch.miles.upstream import MILES
+from slime_swe.launch.engines.miles import MILES
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.manifest import split
 from slime_swe.launch.slime.render import render

@@ -92,6 +92,7 @@ def test_a_mapping_is_replaced_as_it_is_given(overrides, sets, tmp_path):
         ("rollout.max_turns=1.5", "it must be a whole number"),
         ("optimizer.lr=null", "optimizer.lr=null is not allowed: it must be a number"),
         ("data.train=foo", "a list of texts"),
+        ("run.trackers=wandb", "a list of texts"),
         ("serving.deterministic=perhaps", "true or false"),
         ("~rollout.max_turns", "can't be removed"),
         ("rollout.max_turns", "write key=value"),

@@ -168,7 +168,7 @@ def test_an_unknown_engine_is_refused(name, said):
 
 MINE = """
 from pathlib import Path
-from slime_swe.launch.doctor.finding import ok
+from slime_swe.launch.doctor import ok
 from slime_swe.launch.engines import Engine
 from slime_swe.recipes.checks import not_fixed, only
 

@@ -19,10 +19,10 @@ import pytest
 from slime_swe.data_sources.task import Image, Workspace
 from slime_swe.errors import UserError
 from slime_swe.launch.cli import run
-from slime_swe.launch.doctor.finding import Machine
+from slime_swe.launch.doctor import Machine
 from slime_swe.launch.doctor.recipe import check_tasks
 from slime_swe.launch.images import backends_here, remedy, survey
-from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan import Assumptions
 from slime_swe.launch.plan.images import task_images
 from slime_swe.sandbox.apptainer import ApptainerBackend
 from slime_swe.sandbox.base import Backend, SandboxError

@@ -59,7 +59,7 @@ def test_train_refuses_before_it_makes_a_folder(tmp_path, capsys):
 
 
 def test_the_doctor_says_it(capsys):
-    from slime_swe.launch.doctor.finding import Machine
+    from slime_swe.launch.doctor import Machine
     from slime_swe.launch.doctor.recipe import check_contamination
 
     (clean,) = check_contamination(recipe(), Machine())

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slime_swe.launch.config import assemble
+from slime_swe.launch.plan import Plan
 from slime_swe.launch.plan.plan import make_plan
-from slime_swe.launch.plan.result import Plan
 from slime_swe.recipes.checks import allowed, field_types
 from slime_swe.recipes.gpus import GPUS
 

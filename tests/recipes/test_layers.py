@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from slime_swe.launch.engines import violations
-from slime_swe.launch.plan import serving, training
-from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan import Assumptions, serving, training
 from slime_swe.launch.plan.rollout import STATES, slots_of
 from slime_swe.launch.plan.serving import cache_pool, cache_tokens, running_requests, sglang_engine
 from slime_swe.recipes.families import load_family, read_config

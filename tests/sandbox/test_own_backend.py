@@ -9,9 +9,9 @@ import pytest
 
 from slime_swe.data_sources.task import Image
 from slime_swe.errors import UserError
-from slime_swe.launch.doctor.finding import Machine
+from slime_swe.launch.doctor import Machine
 from slime_swe.launch.doctor.recipe import check_sandbox
-from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan import Assumptions
 from slime_swe.launch.plan.images import task_images
 from slime_swe.rewards.redteam import proof
 from slime_swe.rewards.redteam.gate import leaky_image

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_swe.errors import UserError
-from slime_swe.launch.doctor.finding import Machine, MachineError
+from slime_swe.launch.doctor import Machine, MachineError
 from slime_swe.launch.doctor.gpus import COMMAND, IDLE_MIB, Gpu, parse
 from slime_swe.launch.doctor.versions import packages
 from slime_swe.launch.rehearse.jobs import DRAFTING, LAYOUT

@@ -9,7 +9,7 @@ import pytest
 
 from slime_swe.errors import UserError
 from slime_swe.launch.cli import run
-from slime_swe.launch.compare.comparison import points, requirements
+from slime_swe.launch.compare import points, requirements
 from slime_swe.launch.extras import require
 from tests.launch.compare.test_sources import evaluate, make_run
 

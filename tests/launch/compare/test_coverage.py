@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from slime_swe.launch.compare.comparison import test_of as significance
-from slime_swe.launch.compare.comparison import verdict, verdict_of
+from slime_swe.launch.compare import test_of as significance
+from slime_swe.launch.compare import verdict, verdict_of
 from slime_swe.launch.compare.intervals import Interval, other_repositories, other_tasks, these_tasks
 from tests.launch.compare.simulated import CODES, REPOSITORIES, TASKS, Drawn, World, draw
 

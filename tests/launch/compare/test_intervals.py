@@ -14,7 +14,7 @@ from slime_swe.launch.compare.intervals import (
     Refused,
     Side,
     effective_clusters,
-    intervals,
+    intervals_of,
     other_repositories,
     other_tasks,
     pair,
@@ -119,7 +119,7 @@ def test_with_repositories_of_one_size_the_jackknife_is_statsmodels_cluster_erro
 
 
 def test_limits_are_student_s(drawn):
-    for found in intervals(drawn).values():
+    for found in intervals_of(drawn).values():
         assert (found.low, found.high) == pytest.approx(students(found), rel=1e-9)
 
 
@@ -165,7 +165,7 @@ def test_verified_has_effectively_four_repositories():
 @pytest.mark.parametrize("rates", [(0, 0), (1, 1), (0, 1)])
 def test_where_nothing_varies_the_limits_are_wilson_s(rates):
     """All solved or none, with four episodes of each of 25 tasks: 0 of 100, 0 of 25, and 0 of 5 repositories."""
-    found = intervals(made([[rates[0]] * 4] * 25, [[rates[1]] * 4] * 25, [f"r{n // 5}" for n in range(25)]))
+    found = intervals_of(made([[rates[0]] * 4] * 25, [[rates[1]] * 4] * 25, [f"r{n // 5}" for n in range(25)]))
     difference = rates[1] - rates[0]
     assert all(estimate(one).error == 0 and one.low <= difference <= one.high for one in found.values())
     of_100, of_25, of_5 = (proportion_confint(0, count, method="wilson")[1] for count in (100, 25, 5))

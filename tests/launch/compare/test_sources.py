@@ -11,7 +11,7 @@ import pytest
 
 from slime_swe.data_sources.slime_plugin import sample_of
 from slime_swe.errors import UserError
-from slime_swe.launch.compare.comparison import repositories_of
+from slime_swe.launch.compare import repositories_of
 from slime_swe.launch.compare.sources import matched, read_report, read_side, read_source
 from slime_swe.launch.config import resolve
 from slime_swe.launch.runs import create_run

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
 
-from slime_swe.launch.compare.comparison import detectable, power, run_deviation, runs_each, verdict, verdict_of
-from slime_swe.launch.compare.comparison import test_of as significance
-from slime_swe.launch.compare.intervals import Side, intervals, other_tasks, pair, these_tasks
+from slime_swe.launch.compare import detectable, power, run_deviation, runs_each, verdict, verdict_of
+from slime_swe.launch.compare import test_of as significance
+from slime_swe.launch.compare.intervals import Side, intervals_of, other_tasks, pair, these_tasks
 from tests.launch.compare.simulated import TASKS, World, draw
 
 
@@ -97,7 +97,7 @@ def test_a_detectable_difference_is_found_in_four_of_five_evaluations():
 
 def test_power_is_one_document():
     paired = next(draw(World(), 2, 1, seed=0)).paired
-    found = power(paired, intervals(paired))
+    found = power(paired, intervals_of(paired))
     assert found["detectable"]["these tasks"] == pytest.approx(detectable(these_tasks(paired)))
     deviation = found["run_deviation"]
     assert deviation["typical"] == pytest.approx(math.sqrt((deviation["a"] ** 2 + deviation["b"] ** 2) / 2))
@@ -106,6 +106,6 @@ def test_power_is_one_document():
         difference: runs_each(difference, deviation["typical"]) for difference in (0.01, 0.02, 0.03, 0.05, 0.1)
     }
     same = singles(0, 0, 0, 4)
-    nothing = power(same, intervals(same))
+    nothing = power(same, intervals_of(same))
     assert nothing["detectable"] == {"these tasks": None, "other tasks of these repositories": None}
     assert nothing["runs_each"][0]["runs"] is None

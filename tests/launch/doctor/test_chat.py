@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from slime_swe.errors import UserError
+from slime_swe.launch.doctor import Machine
 from slime_swe.launch.doctor.checkpoint import check_chat
-from slime_swe.launch.doctor.finding import Machine
 from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.slime.render import to_args
 from tests.recipes.changes import variant

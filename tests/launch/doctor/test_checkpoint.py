@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
+from slime_swe.launch.doctor import Machine
 from slime_swe.launch.doctor.checkpoint import INDEX, check_checkpoint, check_converted
-from slime_swe.launch.doctor.finding import Machine
 from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from tests.launch.doctor.machines import before_others, script
 from tests.recipes.changes import variant

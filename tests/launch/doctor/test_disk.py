@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from slime_swe.launch.doctor import Machine, Status
 from slime_swe.launch.doctor.capacity import check_model_folder, check_run_folder, existing, free_bytes, unwritable
-from slime_swe.launch.doctor.finding import Machine, Status
 from slime_swe.recipes.registry import load_recipe
 from tests.recipes.changes import variant
 

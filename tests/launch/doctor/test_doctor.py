@@ -12,10 +12,21 @@ from rich.console import Console
 
 from slime_swe.dotted import load_object
 from slime_swe.launch.cli import run
+from slime_swe.launch.doctor import (
+    CHECKS,
+    Machine,
+    Status,
+    examine,
+    failure,
+    ok,
+    passes,
+    show,
+    skipped,
+    summary,
+    warning,
+)
 from slime_swe.launch.doctor.checkpoint import continued
-from slime_swe.launch.doctor.finding import Machine, Status, failure, ok, show, skipped, summary, warning
 from slime_swe.launch.doctor.recipe import check_plan
-from slime_swe.launch.doctor.runner import CHECKS, examine, passes
 from slime_swe.launch.engines import ENGINES, engine_of
 from tests.recipes.changes import variant
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_swe.launch.doctor.finding import Machine, Status
+from slime_swe.launch.doctor import Machine, Status
 from slime_swe.launch.doctor.gpus import check_gpus, check_links, parse
 from tests.launch.doctor import machines
 from tests.recipes.changes import variant

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from slime_swe.launch.doctor import Machine, Status
 from slime_swe.launch.doctor.capacity import check_capacity, check_limits, memory_bytes
-from slime_swe.launch.doctor.finding import Machine, Status
 from tests.recipes.changes import variant
 
 ROOT = Path(__file__).parents[3]
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 ASK = """
 import os, resource, sys
 from slime_swe.launch.doctor.capacity import check_limits
-from slime_swe.launch.doctor.finding import Machine
+from slime_swe.launch.doctor import Machine
 from slime_swe.recipes.registry import load_recipe
 for row in sys.argv[1:]:
     soft, hard, name = row.split()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_swe.launch.doctor.finding import Machine, MachineError
+from slime_swe.launch.doctor import Machine, MachineError
 from slime_swe.launch.ray.processes import lives
 from tests.launch.doctor.machines import before_others, script
 from tests.waiting import wait_for

@@ -10,9 +10,8 @@ from threading import Thread
 
 import pytest
 
-from slime_swe.launch.doctor.finding import Machine, Status
+from slime_swe.launch.doctor import Machine, Status, guarded
 from slime_swe.launch.doctor.network import check_interface, check_ports, check_proxies
-from slime_swe.launch.doctor.runner import guarded
 from tests.recipes.changes import variant
 
 pytestmark = pytest.mark.xdist_group("ray")  # these see each other's Ray

@@ -17,8 +17,7 @@ from aiohttp import web
 
 from slime_swe.embedded.model import ModelConfig
 from slime_swe.embedded.server_process import ServerProcess
-from slime_swe.launch.doctor import served
-from slime_swe.launch.doctor.finding import Machine, Status
+from slime_swe.launch.doctor import Machine, Status, served
 from slime_swe.launch.doctor.served import PROBES, PROBES_OF_EXPERTS, probed
 from slime_swe.launch.engines import ENGINES, engine_of
 from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder

@@ -9,9 +9,8 @@ import orjson
 import pytest
 
 from slime_swe.data_sources.task import Image, Workspace
-from slime_swe.launch.doctor.finding import Machine
+from slime_swe.launch.doctor import Machine, guarded
 from slime_swe.launch.doctor.recipe import check_plug_ins, check_sandbox, check_tasks
-from slime_swe.launch.doctor.runner import guarded
 from tests.data_sources.tasks import make_task
 from tests.launch.doctor.machines import before_others, script
 from tests.recipes.changes import variant

@@ -8,10 +8,9 @@ import sys
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from slime_swe.launch.doctor import versions
-from slime_swe.launch.doctor.finding import Machine
+from slime_swe.launch.doctor import Machine, versions
 from slime_swe.launch.doctor.versions import Support, check_sources, check_versions
-from slime_swe.launch.miles.upstream import MILES
+from slime_swe.launch.engines.miles import MILES
 from slime_swe.launch.slime.upstream import SLIME
 from tests.launch.doctor.machines import before_others, script
 from tests.recipes.changes import variant

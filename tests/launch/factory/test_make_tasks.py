@@ -17,7 +17,7 @@ from slime_swe.data_sources.factory.writing import written_candidates
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import HarnessOracle
 from slime_swe.launch.cli import run
-from slime_swe.launch.factory.make import FactorySettings, Journal, make
+from slime_swe.launch.factory import FactorySettings, Journal, make
 from slime_swe.launch.factory.verdict import verdict
 from slime_swe.patches import apply_patch, make_patch
 from slime_swe.rewards.grade import grade
@@ -272,7 +272,7 @@ async def test_requests_are_sound(made):
 
 
 async def test_what_an_agent_wrote_becomes_a_task(tmp_path, monkeypatch):
-    monkeypatch.setattr("slime_swe.launch.factory.make.RUNS", 1)  # of the check; the proof's are others
+    monkeypatch.setattr("slime_swe.launch.factory.RUNS", 1)  # of the check; the proof's are others
     newer, _ = shop.releases(tmp_path)
     before = {"shop/core.py": shop.CODE}
     patch = make_patch(before, {"shop/core.py": shop.CODE.replace("        discount = result\n", "        pass\n")})

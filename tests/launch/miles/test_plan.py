@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_swe.launch.plan.assumptions import GIB, Assumptions
+from slime_swe.launch.plan import GIB, Assumptions
 from slime_swe.launch.plan.images import task_images
 from slime_swe.launch.plan.memory import budgets
 from slime_swe.launch.plan.plan import fit

@@ -9,7 +9,7 @@ import pytest
 
 from slime_swe.errors import UserError
 from slime_swe.launch.engines import Start, engine_of, violations
-from slime_swe.launch.miles.upstream import MILES
+from slime_swe.launch.engines.miles import MILES
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import readable
 from slime_swe.launch.slime.manifest import split

@@ -7,9 +7,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 
 from slime_swe.launch.output import duration
-from slime_swe.launch.plan.assumptions import GIB
+from slime_swe.launch.plan import GIB, Budget, Plan, Timing
 from slime_swe.launch.plan.plan import make_plan
-from slime_swe.launch.plan.result import Budget, Plan, Timing
 from slime_swe.launch.plan.serving import cache_tokens
 from slime_swe.launch.plan.timing import with_outlook
 from slime_swe.recipes.base import Recipe

@@ -11,7 +11,7 @@ import pytest
 
 from slime_swe.data_sources.task import Image, Workspace
 from slime_swe.launch.config import resolve
-from slime_swe.launch.plan.assumptions import assume
+from slime_swe.launch.plan import assume
 from slime_swe.launch.plan.images import task_images
 from slime_swe.launch.plan.plan import fit, make_plan
 from slime_swe.recipes.registry import RECIPES, load_recipe

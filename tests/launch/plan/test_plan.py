@@ -12,15 +12,13 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import require_legal
-from slime_swe.launch.plan import admission, rollout, serving, training
+from slime_swe.launch.plan import Assumptions, admission, assume, rollout, serving, simulation, training
 from slime_swe.launch.plan.admission import sandboxes_at_once
-from slime_swe.launch.plan.assumptions import Assumptions, assume
 from slime_swe.launch.plan.plan import fit, make_plan, propose
 from slime_swe.launch.plan.problems import nearest
-from slime_swe.launch.plan.simulation import schedules
 from slime_swe.launch.plan.simulation.machines import simulate
 from slime_swe.launch.plan.timing import evaluations_of, time_step, with_outlook
-from slime_swe.launch.slime.render import ours, shared
+from slime_swe.launch.slime.render import plugin_settings, shared
 from slime_swe.recipes.forecast import CERTAINTY, NARROWER, WIDER, informative_share
 from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.rollout.hooks import RolloutHooks
@@ -342,7 +340,7 @@ def test_a_run_begins_with_as_many_episodes_as_the_caches_hold_by_the_plan(name,
     """By what the run's own player reads of SLiME's arguments, and the plan's simulation takes the same number."""
     recipe = load_recipe(name)
     assert recipe.serving.concurrency == 0
-    args = Namespace(**shared(recipe, tmp_path)["serving"], **ours(recipe, tmp_path))
+    args = Namespace(**shared(recipe, tmp_path)["serving"], **plugin_settings(recipe, tmp_path))
     args.rollout_num_gpus, args.rollout_num_gpus_per_engine = recipe.cluster.serve_gpus, recipe.serving.gpus_per_engine
     player = Player(args, RolloutHooks(no_episode, no_episode, None))
     length = recipe.forecast.context * recipe.rollout.max_context
@@ -400,7 +398,7 @@ def test_a_rollout_takes_as_long_as_in_the_simulation_of_its_schedule(schedule):
     steps = rollout.WARM_UP + rollout.MEASURED
 
     async def twin():
-        await getattr(schedules, driver)(ledger, recipe.rollout.batch_size, steps, **limit)
+        await getattr(simulation, driver)(ledger, recipe.rollout.batch_size, steps, **limit)
         return ledger.figures(0), rollout.found_in(ledger, case)
 
     figures, found = simulate(twin())
@@ -693,7 +691,7 @@ def test_a_forecast_is_what_a_plan_and_a_run_count_with_unless_it_is_assumed_oth
     assert admission.informative(recipe, Assumptions()) == recipe.informative.expected
     assert admission.informative(recipe, USUAL) == 0.4
     assert admission.episodes_of(recipe, Assumptions(context=0.5, turns=0.5)).length == 16384
-    given, usual = (ours(each, tmp_path) for each in (recipe, load_recipe(DENSE)))
+    given, usual = (plugin_settings(each, tmp_path) for each in (recipe, load_recipe(DENSE)))
     assert given["swe_cached_episodes"] == 2 * usual["swe_cached_episodes"]
     assert given["swe_max_over_sampling"] == 2 / recipe.informative.expected < usual["swe_max_over_sampling"]
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from slime_swe.errors import UserError
-from slime_swe.launch.plan.simulation import schedules
+from slime_swe.launch.plan import simulation
+from slime_swe.launch.plan.simulation import Ledger, kolmogorov_smirnov
 from slime_swe.launch.plan.simulation.machines import Aborted, Cluster, Engine, Processors, simulate
-from slime_swe.launch.plan.simulation.schedules import Ledger, kolmogorov_smirnov
 from slime_swe.launch.plan.simulation.workload import Assumed, Recorded, Script
 from slime_swe.rollout.episode import Episode, StopReason, Timings
 from slime_swe.rollout.journals import append_records
@@ -197,8 +197,8 @@ def ledger_of(schedule, cluster, steps=4, **options):
 def test_sampling_ahead_takes_the_longer_of_a_rollout_and_training(train):
     """And a weight update after both; `train_async.py` samples the first batch before it trains any."""
     cluster = Cluster(nodes=1, train=train, update=7.0)
-    alone = ledger_of(schedules.sync, replace(cluster, train=0.0))
-    ahead = ledger_of(schedules.ahead, cluster)
+    alone = ledger_of(simulation.sync, replace(cluster, train=0.0))
+    ahead = ledger_of(simulation.ahead, cluster)
     rollouts = [end - begin - 7.0 for begin, end in zip([0.0, *alone.ends], alone.ends, strict=False)]
     assert [trained.group for trained in ahead.trained] == [trained.group for trained in alone.trained]
     steps = [end - begin for begin, end in zip(ahead.ends, ahead.ends[1:], strict=False)]
@@ -208,11 +208,11 @@ def test_sampling_ahead_takes_the_longer_of_a_rollout_and_training(train):
 
 def test_grading_in_slots_leaves_fewer_of_them_to_episodes():
     cluster = Cluster(nodes=1)
-    outside, inside = (ledger_of(schedules.sync, cluster, grades_in_slots=inside) for inside in (False, True))
+    outside, inside = (ledger_of(simulation.sync, cluster, grades_in_slots=inside) for inside in (False, True))
     assert inside.ends[-1] > 1.1 * outside.ends[-1]
     assert [trained.group for trained in inside.trained] == [trained.group for trained in outside.trained]
 
 
 def test_without_a_filter_every_group_is_trained():
-    ledger = ledger_of(schedules.sync, Cluster(nodes=1), filtered=False)
+    ledger = ledger_of(simulation.sync, Cluster(nodes=1), filtered=False)
     assert [trained.group for trained in ledger.trained] == list(range(16))

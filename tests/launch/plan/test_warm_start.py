@@ -13,7 +13,7 @@ from slime_swe.launch.cli import run
 from slime_swe.launch.config import assemble
 from slime_swe.launch.engines import Start
 from slime_swe.launch.engines.slime import Slime
-from slime_swe.launch.plan.assumptions import Assumptions
+from slime_swe.launch.plan import Assumptions
 from slime_swe.launch.plan.memory import budgets, most_kept, supervised
 from slime_swe.launch.plan.plan import make_plan
 from slime_swe.launch.plan.training import train_flops

@@ -14,7 +14,7 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.launch.cli import run
 from slime_swe.launch.config import resolve
-from slime_swe.launch.doctor.finding import Machine
+from slime_swe.launch.doctor import Machine
 from slime_swe.launch.engines import violations
 from slime_swe.launch.rehearse import jobs
 from slime_swe.launch.rehearse.jobs import (

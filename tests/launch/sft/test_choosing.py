@@ -7,8 +7,17 @@ from collections import Counter
 
 import pytest
 
+from slime_swe.launch.commands.sft import (
+    ERROR,
+    FLAG,
+    Rules,
+    candidates,
+    choose,
+    failed_turns,
+    mask_without,
+    sft_samples,
+)
 from slime_swe.launch.export import ExportedEpisode
-from slime_swe.launch.sft import ERROR, FLAG, Rules, candidates, choose, failed_turns, mask_without, sft_samples
 from slime_swe.rollout.records import Record
 from slime_swe.rollout.turns import Call, Turn
 

@@ -1,4 +1,7 @@
-"""The fork server, with its own client and programs in the place of Ray's worker."""
+"""The fork server, with its own client and programs in the place of Ray's worker, and what workers are set up with.
+
+tests/contract shows the same of SLiME's own actors.
+"""
 
 from __future__ import annotations
 
@@ -164,3 +167,18 @@ def read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+LIGHT = """
+import sys
+from slime_swe.launch.slime_cpu.fork_server import set_up
+set_up()
+assert "torch" not in sys.modules
+import torch
+print(torch.ones(1, device="cuda", pin_memory=True).device, torch.cuda.current_device())
+"""
+
+
+def test_a_worker_has_the_shims_with_pytorch_and_not_before():
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True)
+    assert done.stdout.split() == ["cpu", "cpu"], done.stderr

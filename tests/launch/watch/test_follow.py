@@ -11,7 +11,7 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.files import replace_file
 from slime_swe.journal import Journal
-from slime_swe.launch.watch import Follower
+from slime_swe.launch.commands.watch import Follower
 
 
 def record(rollout: int, attempt: int = 1, **more) -> dict:

@@ -16,9 +16,9 @@ import pytest
 
 from slime_swe.attempts import ATTEMPTS, HeldError, _between_machines, attempting
 from slime_swe.errors import InfrastructureError, UserError
+from slime_swe.launch.commands.watch import state_of
 from slime_swe.launch.runs import attempt_with_status, record_end
 from slime_swe.launch.slime.paths import DRIVERS
-from slime_swe.launch.watch import state_of
 from slime_swe.saving import StoppedToResume
 from slime_swe.status import STATUS, Status, StatusFile, read_status
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from slime_swe.launch.doctor.finding import Machine
+from slime_swe.launch.doctor import Machine
 from slime_swe.launch.doctor.recipe import check_sandbox
 from slime_swe.sandbox import SandboxPool
 from slime_swe.sandbox.base import SandboxError

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from slime_swe.errors import UserError
+from slime_swe.launch.plan import Assumptions
 from slime_swe.launch.plan.admission import sandbox_nodes, sandboxes_at_once
-from slime_swe.launch.plan.assumptions import Assumptions
 from slime_swe.launch.plan.images import task_images
 from slime_swe.recipes.checks import violations
 from slime_swe.sandbox.base import Backend, Limits, SandboxError

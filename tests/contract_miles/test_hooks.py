@@ -7,7 +7,7 @@ from argparse import Namespace
 
 import pytest
 
-from slime_swe.launch.slime.render import OURS, PLUG_INS
+from slime_swe.launch.slime.render import PLUG_INS, ROLLOUT_FUNCTION
 from slime_swe.rollout.engine import ADAPTER
 from slime_swe.rollout.episode import Episode, Segment, StopReason
 from slime_swe.rollout.samples import to_samples
@@ -68,7 +68,7 @@ def test_the_rollout_function_is_called_as_slime_calls_it_and_returns_miles_type
 
     monkeypatch.setattr(slime_plugin, "_collect", collect)  # what would need engines
     monkeypatch.setattr(slime_plugin, "_evaluate", evaluate)
-    made = load_rollout_function(RolloutFnConstructorInput(args=Namespace(), data_source="tasks"), OURS)
+    made = load_rollout_function(RolloutFnConstructorInput(args=Namespace(), data_source="tasks"), ROLLOUT_FUNCTION)
     output = call_rollout_function(made, RolloutFnTrainInput(rollout_id=3, weight_version=1))
     assert output == RolloutFnTrainOutput([3, "tasks"])
     assert call_rollout_function(made, RolloutFnEvalInput(rollout_id=3)) == RolloutFnEvalOutput({"seen": Namespace()})

@@ -76,6 +76,10 @@ def make_sample(index: int = 5, **changes) -> Sample:
     return Sample(index=index, group_index=2, prompt=task.statement, metadata=metadata_of(task), **changes)
 
 
+async def no_reward(args, sample):
+    return 0.0
+
+
 def of_agents(*names: str) -> list[ParameterSet]:
     """A row for each agent; every run takes mini_swe_agent's, which needs no npm and is the quickest."""
     return [

@@ -17,13 +17,9 @@ from slime_swe.rollout.records import episode_of, write_failure
 from slime_swe.rollout.scheduling.outage import Outages
 from slime_swe.rollout.scripted import by_turn, scripted_engine
 from slime_swe.sample import Sample
-from tests.rollout.support import PARAMS, SUBMIT, VIEW, make_args, make_sample
+from tests.rollout.support import PARAMS, SUBMIT, VIEW, make_args, make_sample, no_reward
 
 TURNS = (VIEW, VIEW, SUBMIT)
-
-
-async def no_reward(args, sample):
-    return 0.0
 
 
 @pytest.fixture

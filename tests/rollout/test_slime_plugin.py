@@ -27,7 +27,7 @@ from slime_swe.rollout.scripted import serve
 from slime_swe.rollout.settings import Truncation
 from slime_swe.sample import Sample
 from tests.rollout.conftest import make_tokenizer
-from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample, said
+from tests.rollout.support import FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample, no_reward, said
 from tests.rollout.test_client import body, reply
 
 
@@ -116,10 +116,6 @@ async def test_an_episode_that_infrastructure_broke_is_tried_again_by_the_player
     assert "infrastructure" not in sample.metadata
     assert sample.metadata["episode"]["counters"]["broken_attempts"] == {"engine_error": 1}
     assert len(calls) == 3
-
-
-async def no_reward(args, sample):
-    return 0.0
 
 
 async def test_an_episode_that_infrastructure_breaks_is_no_reward_and_tried_once(checkpoint, tmp_path):

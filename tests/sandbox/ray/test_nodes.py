@@ -28,8 +28,9 @@ from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.agents.toy_task import toy_task
 from slime_swe.rollout.client import Sampling
 from slime_swe.rollout.episode import StopReason
+from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.loop_scope import close_loop_scope, sandboxes_for
-from slime_swe.rollout.play import run_episode
+from slime_swe.rollout.play import Play, Player, run_episode
 from slime_swe.rollout.scripted import by_content, scripted_engine, serve
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
@@ -39,7 +40,7 @@ from slime_swe.sandbox.local import BubblewrapBackend
 from slime_swe.sandbox.ray import actor as layers
 from slime_swe.sandbox.ray.backend import RayBackend
 from tests.rollout.agents.tiny_agent import TinyAgent
-from tests.rollout.support import END, FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample
+from tests.rollout.support import END, FIX, PARAMS, SUBMIT, VIEW, make_args, make_sample, no_reward
 from tests.sandbox.conftest import POOLS
 from tests.sandbox.ray.cluster import CPUS, RayNodes, place, until_up
 from tests.sandbox.test_slots import Machine
@@ -207,7 +208,10 @@ async def test_one_of_three_nodes_is_killed_under_its_episodes(
 ) -> None:
     third, waiting, go_on = ray_nodes.add(), 0, asyncio.Event()
     sandbox, count = (f"{__name__}.steady", 24) if inner == "bubblewrap" else (f"ray:{inner}", 6)
-    settings = {"swe_sandbox": sandbox, "swe_sandbox_concurrency": 64, "swe_max_attempts": 3}
+    settings = {
+        **{"swe_sandbox": sandbox, "swe_sandbox_concurrency": 64},
+        **{"swe_max_attempts": 3, "sglang_server_concurrency": count},
+    }
     async with run_with(VIEW, FIX, SUBMIT, swe_time_budget=120, **settings) as (args, engine):
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -221,8 +225,9 @@ async def test_one_of_three_nodes_is_killed_under_its_episodes(
             args.sglang_router_port = urlsplit(url).port
             used = await sandboxes_for(RolloutSettings.from_args(args))
             await until_up(used, 3)
+            player = Player(args, RolloutHooks(slime_plugin.generate, no_reward, None))
             episodes = [
-                asyncio.create_task(slime_plugin.generate(args, make_sample(number), dict(PARAMS)))
+                asyncio.create_task(player.play(Play(make_sample(number)), PARAMS, evaluation=False))
                 for number in range(count)
             ]
             await until(

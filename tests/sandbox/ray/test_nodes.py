@@ -483,7 +483,7 @@ asyncio.run(main())
 def test_a_node_with_other_code_is_not_used(contained_pool: SandboxPool, ray_nodes: RayNodes, tmp_path: Path) -> None:
     """One that joins when the checkout has been updated under the run."""
     shutil.copytree(REPOSITORY / "src" / "slime_swe", tmp_path / "slime_swe")
-    updated = tmp_path / "slime_swe" / "rollout" / "sandbox" / "newer.py"
+    updated = tmp_path / "slime_swe" / "sandbox" / "newer.py"
     driver = subprocess.Popen(
         [sys.executable, "-c", UPDATED, ray_nodes.address, str(updated)],
         stdout=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -113,6 +114,14 @@ async def test_luck_is_not_rewarded_twice(sandboxes, caplog):
     assert f"two gradings of one patch of task {task.id} differ (solved, then failed)" in caplog.text
 
 
+async def test_luck_is_not_rewarded_twice_in_a_group(sandboxes):
+    """The episodes that come at once wait for the second grading, and are graded one by one where it differs."""
+    task = scripted("solved", "failed", *["failed"] * 5, "solved")
+    scores = await asyncio.gather(*(score_of(sandboxes, GOLD, task) for _ in range(8)))
+    assert Counter(said(scores)) == {("solved",): 2, ("failed", CHANGED): 1, ("failed",): 5}
+    assert not Scripted.outcomes
+
+
 async def test_one_of_many_repetitions_is_graded_again(sandboxes):
     task = scripted("failed", *["failed"] * 2, "solved")
     scores = [await score_of(sandboxes, GOLD, task) for _ in range(3 * CHECKED + 1)]
@@ -127,6 +136,9 @@ async def test_what_a_time_limit_decided_or_the_grader_failed_to_say_is_asked_fo
         await score_of(sandboxes, GOLD, task)
     scores += [await score_of(sandboxes, GOLD, task) for _ in range(3)]
     assert said(scores) == [("timeout",), ("timeout",), ("solved",), ("timeout",)]
+    Scripted.outcomes[:] = ["timeout"] * 3
+    other = replace(task, id="another")
+    assert said(await asyncio.gather(*(score_of(sandboxes, GOLD, other) for _ in range(3)))) == [("timeout",)] * 3
 
 
 async def test_an_oracle_that_does_not_promise_it_is_asked_each_time(sandboxes, monkeypatch):

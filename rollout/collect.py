@@ -42,7 +42,6 @@ from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import ADMITTED
 from slime_swe.rollout.play import LEAST_SOUND, Group, Play, Player, end_all
 from slime_swe.rollout.records import episode_of, flatten, is_broken, record_of, trajectories
-from slime_swe.rollout.scheduling.outage import Outages
 from slime_swe.rollout.scheduling.schedulers import (
     SCHEDULES,
     SYNC,
@@ -63,7 +62,7 @@ _GENERATE = "slime_swe.rollout.slime_plugin.generate"  # the one generate functi
 async def driver_of(args: Any, hooks: RolloutHooks) -> Driver:
     """Make the driver of a run's training episodes, in the running loop."""
     settings = read_arguments(_Settings, args)
-    player = Player(args, hooks, outages=Outages.within(settings.outage_limit))
+    player = Player(args, hooks)
     scheduler, schedule = settings.scheduler(), SCHEDULES[settings.schedule]
     # Elsewhere an episode's record without calls need not be one of a policy that made none.
     counts = args.custom_generate_function_path == _GENERATE and agent_class(args.swe_agent).calls_tools
@@ -168,7 +167,7 @@ class Driver:
     def _next(self, data_source: DataSource) -> int:
         """Return a group that was put off and may be tried again, or else the data source's next."""
         for number, broken_at in sorted(self._put_off.items()):
-            if self.player.outages is None or broken_at < self.player.outages.sound_since:
+            if broken_at < self.player.outages.sound_since:
                 del self._put_off[number]
                 return number
         (group,) = data_source.get_samples(1)
@@ -398,7 +397,6 @@ class _Settings:
     max_staleness: Annotated[int, Argument("swe_max_staleness"), Meta(ge=0)] = 0
     lag: Annotated[int, Argument("swe_version_lag"), Meta(ge=0)] = 0
     schedule: Annotated[str, Argument("swe_schedule"), Choice(SCHEDULES)] = SYNC
-    outage_limit: Annotated[float, Argument("swe_outage_limit"), Meta(gt=0)] = 3600.0  # seconds
 
     def scheduler(self) -> Scheduler:
         if SCHEDULES[self.schedule].carries:

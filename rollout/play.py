@@ -124,6 +124,7 @@ class Play:
 @dataclass(frozen=True)
 class _Settings:
     max_attempts: Annotated[int, Argument("swe_max_attempts"), Meta(ge=1)]
+    outage_limit: Annotated[float, Argument("swe_outage_limit"), Meta(gt=0)] = 3600.0  # seconds
 
 
 class Player:
@@ -131,13 +132,14 @@ class Player:
 
     reward_seconds: the sum over episodes, which run concurrently. admitted: how many episodes are played at once when
     it begins; 0: as many as the engines' caches hold by the plan. outages: those of what plays episodes and of what
-    grades them; without them none is noticed."""
+    grades them, where another player has noticed them too."""
 
     def __init__(self, args: Any, hooks: RolloutHooks, admitted: int = 0, outages: Outages | None = None) -> None:
         self.args = args
         self.hooks = hooks
-        self.outages = outages
-        self.max_attempts = read_arguments(_Settings, args).max_attempts
+        settings = read_arguments(_Settings, args)
+        self.max_attempts = settings.max_attempts
+        self.outages = outages or Outages.within(settings.outage_limit)
         cached = getattr(args, "swe_cached_episodes", 0.0)
         planned = bounds(args.sglang_server_concurrency, cached, _engines(args))
         self.admission = Admission(replace(planned, start=admitted or planned.start))
@@ -217,20 +219,19 @@ class Player:
         It is `max_attempts` times. With 1 that is all. Else it is in a group as long as others are tried less. Then,
         where the group has too few finished episodes for a baseline, all give up. Where it has enough, an episode is
         tried on until a try of any other that began later is sound: infrastructure works then, and this one is what
-        can't be played. Since nothing else may be tried, that is for half of the time after which an outage ends the
-        run.
+        can't be played. One of an evaluation, which has no group and is not put off, is tried on during an outage.
+        Since nothing else may be tried, both are for half of the time after which an outage ends the run.
         """
         if self.max_attempts == 1:
             return False
         if not all(each.sound is not None or each.tries >= self.max_attempts for each in (play, *group)):
             return True
-        if sum(each.finished is not None for each in group) < LEAST_SOUND:
+        if group and sum(each.finished is not None for each in group) < LEAST_SOUND:
             play.gave_up = True
             return False
-        if self.outages is None:
-            return False
-        outage = self.outages.of(graded=play.finished is not None)
-        return outage.sound_since < play.broken_since and _now() - play.broken_since < outage.limit / 2
+        outage, now = self.outages.of(graded=play.finished is not None), _now()
+        may_pass = outage.sound_since < play.broken_since if group else outage.is_on(now)
+        return may_pass and now - play.broken_since < outage.limit / 2
 
     async def _generated(
         self,
@@ -274,34 +275,31 @@ class Player:
     async def _tried(self, play: Play, playing: Awaitable[Played], evaluation: bool, group: Sequence[Play]) -> Played:
         """Await a try, and note how it ends."""
         graded, begun = play.finished is not None, _now()
-        outage = self.outages.of(graded=graded) if self.outages else None
-        if outage:
-            outage.begin(begun)
+        outage = self.outages.of(graded=graded)
+        outage.begin(begun)
         try:
             played = await playing
         finally:
-            if outage:
-                outage.end(begun)
-        broken = is_broken(_segments(played))
-        if broken:
-            play.causes.append(_failure(played)[0])
+            outage.end(begun)
+        why = ""
+        if is_broken(_segments(played)):
+            cause, detail = _failure(played)
+            play.causes.append(cause)
             play.tries += 1
             play.broken_since = min(play.broken_since, _now())
-        if outage and broken:
-            why = ": ".join(_failure(played))
+            why = f"{cause}: {detail}"
             # Where most of a group is sound, what is not may be what can't be played: that tells of no outage.
             lost = sum(each.sound is not None for each in group) < LEAST_SOUND
             outage.broken((evaluation, play.sample.group_index) if lost else None, begun, _now(), why)
-            self._say_outage(outage, graded, why)
-        elif outage:
+        else:
             outage.sound(begun)
-            self._say_outage(outage, graded)
+        self._say_outage(outage, graded, why)
         return played
 
     async def _turn(self, *, graded: bool) -> None:
         """Wait until a try may begin."""
-        outage = self.outages and self.outages.of(graded=graded)
-        while outage and (seconds := outage.wait(_now())):
+        outage = self.outages.of(graded=graded)
+        while seconds := outage.wait(_now()):
             await asyncio.sleep(seconds)
             self._say_outage(outage, graded)
 

@@ -10,8 +10,10 @@ from collections import Counter
 import pytest
 
 from slime_swe.data_sources.slime_plugin import TaskDataSource
+from slime_swe.errors import InfrastructureError
 from slime_swe.launch.plan.simulation.machines import simulate
 from slime_swe.rollout.collect import Driver, Rollout
+from slime_swe.rollout.evaluation import evaluate
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.play import Player
 from slime_swe.rollout.records import flatten, write_failure
@@ -19,7 +21,7 @@ from slime_swe.rollout.scheduling.outage import LONGEST, Outages
 from slime_swe.rollout.scheduling.schedulers import DynamicSampling, PacedAdmission
 from slime_swe.sample import Sample
 from slime_swe.sandbox.base import SandboxError
-from tests.rollout.test_collect import SIZE, TRIES, Played, make
+from tests.rollout.test_collect import SIZE, TRIES, Played, forty, make
 
 LONG = 1800.0  # seconds of an episode, at most
 
@@ -127,6 +129,36 @@ def test_an_outage_loses_nothing_and_is_no_task_s_fault(tmp_path, part, seconds,
     assert machines.most <= slots
     few = slots * (TRIES + 2 * seconds / LONGEST)  # where so few are played that no outage is seen: each has its pauses
     assert machines.tries <= (few if slots == 8 else slots + 16 + 2 * seconds / LONGEST + 12)
+
+
+@pytest.mark.parametrize("part", ["opening", "engine", "grading"])
+def test_an_evaluation_waits_for_the_end_of_an_outage(tmp_path, part):
+    machines = Machines(part, start=700.0, seconds=1200.0)
+
+    async def run() -> None:
+        made, _ = make(tmp_path, Played(), slots=16)
+        player = Player(made.player.args, RolloutHooks(machines.generate, machines.reward, None))
+        samples = await evaluate(player, forty("x"))
+        lost = [sample.index for sample in samples if sample.reward != 1.0]
+        assert len(lost) <= (part == "grading"), "the first alone, as gradings begin minutes apart"
+        assert set(machines.generated.values()) == {1}
+
+    simulate(run())
+    assert machines.tries <= 80 + 16 + 2 * 1200.0 / LONGEST + 12, "each of the 80 breaks about once"
+
+
+def test_an_evaluation_of_machines_that_stay_broken_ends_within_the_limit(tmp_path):
+    machines = Machines("opening", start=0.0, seconds=1e9)
+
+    async def run() -> float:
+        made, _ = make(tmp_path, Played(), slots=16)
+        made.player.args.swe_outage_limit = 600.0
+        player = Player(made.player.args, RolloutHooks(machines.generate, machines.reward, None))
+        with pytest.raises(InfrastructureError, match=r"sandbox_error: refused.*rollout.outage_limit=600"):
+            await evaluate(player, forty("x"))
+        return asyncio.get_running_loop().time()
+
+    assert 600.0 <= simulate(run()) < 600.0 + 2 * LONGEST
 
 
 def test_an_episode_that_alone_can_not_be_played_is_given_up_after_half_of_the_limit(tmp_path):

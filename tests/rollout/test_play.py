@@ -14,7 +14,6 @@ from slime_swe.rollout import slime_plugin
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.play import Play, Player
 from slime_swe.rollout.records import episode_of, write_failure
-from slime_swe.rollout.scheduling.outage import Outages
 from slime_swe.rollout.scripted import by_turn, scripted_engine
 from slime_swe.sample import Sample
 from tests.rollout.support import PARAMS, SUBMIT, VIEW, make_args, make_sample, no_reward
@@ -134,13 +133,13 @@ class Breaking:
             write_failure(sample, "grader_error", "gone")
         return sample.reward if sample.status is Sample.Status.ABORTED else 1.0
 
-    def player(self, tmp_path, attempts: int, outages: Outages | None) -> Player:
+    def player(self, tmp_path, attempts: int) -> Player:
         args = make_args(
             "none", "http://127.0.0.1:1", tmp_path, swe_max_attempts=attempts, sglang_server_concurrency=9,
             rollout_temperature=1.0, rollout_top_p=1.0, rollout_top_k=-1, rollout_max_response_len=8,
             rollout_stop=None, rollout_stop_token_ids=None, rollout_skip_special_tokens=False,
         )  # fmt: skip
-        return Player(args, RolloutHooks(self.generate, self.reward, None), outages=outages)
+        return Player(args, RolloutHooks(self.generate, self.reward, None))
 
 
 def earlier(sample: Sample) -> dict[str, int]:
@@ -149,7 +148,6 @@ def earlier(sample: Sample) -> dict[str, int]:
     return counters.broken_attempts
 
 
-@pytest.mark.parametrize("outages", [None, 3600.0])
 @pytest.mark.parametrize(
     ("plays", "gradings", "attempts", "tried", "broken"),
     [
@@ -161,11 +159,9 @@ def earlier(sample: Sample) -> dict[str, int]:
         (0, 1, 1, (1, 1), {}),
     ],
 )
-def test_an_episode_and_then_its_grading_are_each_tried_so_often(
-    tmp_path, plays, gradings, attempts, tried, broken, outages
-):
+def test_an_episode_and_then_its_grading_are_each_tried_so_often(tmp_path, plays, gradings, attempts, tried, broken):
     hooks = Breaking({0: plays}, {0: gradings})
-    player = hooks.player(tmp_path, attempts, outages and Outages.within(outages))
+    player = hooks.player(tmp_path, attempts)
     sample = simulate(player.play(Play(Sample(index=0)), {}, evaluation=True))
     assert (hooks.plays[0], hooks.gradings[0]) == tried
     assert earlier(sample) == broken
@@ -176,7 +172,7 @@ def test_a_single_attempt_is_one_in_a_group_too(tmp_path):
     """Others of it are still played, and then graded."""
     hooks = Breaking({0: 1}, {1: 1})
     plays = [Play(Sample(index=index)) for index in range(5)]
-    group = simulate(hooks.player(tmp_path, 1, Outages.within(3600.0)).play_group(plays))
+    group = simulate(hooks.player(tmp_path, 1).play_group(plays))
     assert (hooks.plays, hooks.gradings) == (Counter(range(5)), Counter(range(1, 5)))
     assert [sample.status.value for sample in group] == ["aborted"] * 2 + ["completed"] * 3
 
@@ -184,7 +180,7 @@ def test_a_single_attempt_is_one_in_a_group_too(tmp_path):
 def test_attempts_are_counted_on_where_a_group_is_put_off(tmp_path):
     """The first can't be played, the second not graded: so the first two rounds leave one sound episode, or none."""
     hooks = Breaking({0: 1}, {1: 2})
-    player, plays = hooks.player(tmp_path, 1, None), [Play(Sample(index=index)) for index in range(3)]
+    player, plays = hooks.player(tmp_path, 1), [Play(Sample(index=index)) for index in range(3)]
     first, second, third = (simulate(player.play_group(plays)) for _ in range(3))
     assert [[sample.status.value for sample in group] for group in (first, second, third)] == [
         ["aborted", "aborted", "completed"],

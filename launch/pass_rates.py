@@ -16,8 +16,8 @@ from slime_swe.data_sources.registry import load_tasks, with_ids
 from slime_swe.errors import UserError
 from slime_swe.files import replace_file, writing
 from slime_swe.launch.config import read_recipe
+from slime_swe.launch.episodes import recorded
 from slime_swe.launch.runs import RECIPE_FILE
-from slime_swe.launch.selection import recorded
 from slime_swe.rollout.records import EPISODES, Summary, by_episode
 
 _RANGE = re.compile(r"(\d+(?:\.\d+)?)(%?)-(\d+(?:\.\d+)?)(%?)")

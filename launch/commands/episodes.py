@@ -14,8 +14,7 @@ before it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ import msgspec
 
 from slime_swe.errors import UserError
 from slime_swe.launch.config import read_recipe
+from slime_swe.launch.episodes import Selected, add_selection, select, token_runs
 from slime_swe.launch.extras import require
 from slime_swe.launch.model import checkpoint_path
 from slime_swe.launch.output import print_json, print_rows, visible
 from slime_swe.launch.runs import RECIPE_FILE, find_run
-from slime_swe.launch.selection import Selected, add_selection, select
 from slime_swe.rollout.episode import StopReason
 from slime_swe.rollout.journals import TRAINED, TrainedSample, TrainedSamples, read_record
 from slime_swe.rollout.records import EpisodeRecord, Record, Score, Summary
@@ -177,7 +176,7 @@ def _by_tokens(record: Record, tokenizer_file: Path) -> Iterator[str]:
     from tokenizers import Tokenizer  # of the `embedded` extra; only this needs it
 
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    for sampled, tokens in runs(record):
+    for sampled, tokens in token_runs(record):
         text = tokenizer.decode(tokens, skip_special_tokens=False).strip("\n")
         yield f"──── {'policy' if sampled else 'context'} · {len(tokens)} tokens\n{text}"
 
@@ -185,13 +184,6 @@ def _by_tokens(record: Record, tokenizer_file: Path) -> Iterator[str]:
 def _message(turn: Turn) -> str:
     calls = [f"{call.name} {call.arguments}" for call in turn.calls]
     return "\n".join([f"──── {turn.role}", *filter(None, (turn.reasoning, turn.text)), *calls])
-
-
-def runs(record: Record) -> Iterator[tuple[bool, Sequence[int]]]:
-    """Yield runs of tokens of one origin: whether the policy sampled them, and the tokens."""
-    mask = [0] * (len(record.tokens) - record.response_length) + list(record.loss_mask or [])
-    for sampled, pairs in groupby(zip(mask, record.tokens, strict=True), key=lambda pair: bool(pair[0])):
-        yield sampled, [token for _, token in pairs]
 
 
 def _evidence(score: Score) -> Iterator[str]:

@@ -18,20 +18,11 @@ from pathlib import Path
 from slime_swe.errors import UserError
 from slime_swe.files import writing
 from slime_swe.launch.config import read_recipe
-from slime_swe.launch.export import (
-    EXPORTERS,
-    ExportedEpisode,
-    ExportedRun,
-    Exporter,
-    exporter_class,
-    read_episodes,
-    require_tokens,
-    require_turns,
-)
+from slime_swe.launch.episodes import RecordedEpisode, add_selection, read_episodes, select
+from slime_swe.launch.export import EXPORTERS, ExportedRun, Exporter, exporter_class, require_tokens, require_turns
 from slime_swe.launch.extras import require
 from slime_swe.launch.output import print_json
 from slime_swe.launch.runs import RECIPE_FILE, find_run
-from slime_swe.launch.selection import add_selection, select
 from slime_swe.redaction import secrets_of
 
 
@@ -91,7 +82,7 @@ def _export(kind: type[Exporter], folder: Path, options: argparse.Namespace) -> 
     return written, left_out
 
 
-def _takes(kind: type[Exporter], episode: ExportedEpisode) -> bool:
+def _takes(kind: type[Exporter], episode: RecordedEpisode) -> bool:
     return (kind.takes_broken or not episode.first.broken) and (kind.takes_silent or bool(episode.turns))
 
 

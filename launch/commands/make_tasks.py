@@ -27,14 +27,13 @@ from slime_swe.data_sources.factory.writing import requests_of, written_candidat
 from slime_swe.data_sources.registry import prepare_file, write_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
-from slime_swe.launch.export import read_episodes
+from slime_swe.launch.episodes import Selected, read_episodes, select
 from slime_swe.launch.extras import require
 from slime_swe.launch.factory import FactorySettings, Journal, Outcome, make
 from slime_swe.launch.factory.containers import write_harbor, write_swebench
 from slime_swe.launch.output import print_json, visible
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.runs import find_run
-from slime_swe.launch.selection import Selected, select
 from slime_swe.redaction import secrets_of
 
 SOURCES = ("faults", "releases")

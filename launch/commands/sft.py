@@ -28,13 +28,13 @@ from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from slime_swe.files import writing
 from slime_swe.launch.config import read_recipe
-from slime_swe.launch.export import ExportedEpisode, read_episodes, require_turns
+from slime_swe.launch.episodes import RecordedEpisode, read_episodes, select
+from slime_swe.launch.export import require_turns
 from slime_swe.launch.export.messages import up_to_last_reply
 from slime_swe.launch.extras import require
 from slime_swe.launch.model import checkpoint_path
 from slime_swe.launch.output import print_json
 from slime_swe.launch.runs import RECIPE_FILE, find_run
-from slime_swe.launch.selection import select
 from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets, secrets_of
 from slime_swe.rollout.chat.tokenizer import vocabulary_of
@@ -145,7 +145,7 @@ class _Source:
         episodes = {(summary.dataset, summary.rollout, summary.trajectory) for summary in others}
         return cls(folder, read_recipe(folder / RECIPE_FILE), journal, selected, len(episodes), secrets)
 
-    def read(self) -> Iterator[ExportedEpisode]:
+    def read(self) -> Iterator[RecordedEpisode]:
         for episode in read_episodes(self.folder, self.journal, self.selected, self.secrets):
             require_turns(episode, self.journal)
             yield episode
@@ -190,7 +190,7 @@ class Candidate:
 
 
 def candidates(
-    episodes: Iterable[ExportedEpisode], rules: Rules, contaminated: Collection[str], left_out: Counter[str]
+    episodes: Iterable[RecordedEpisode], rules: Rules, contaminated: Collection[str], left_out: Counter[str]
 ) -> list[Candidate]:
     """Return those solved episodes that each rule takes by itself; `left_out` counts the others by reason.
     contaminated: tasks that an evaluation shows."""
@@ -310,7 +310,7 @@ class SftSample:
         }
 
 
-def sft_samples(episode: ExportedEpisode, errors: re.Pattern[str] | None) -> list[SftSample]:
+def sft_samples(episode: RecordedEpisode, errors: re.Pattern[str] | None) -> list[SftSample]:
     """Return the episode's samples that have something to train. errors: how a result that is one begins; None trains
     turns that ended in an error too.
 

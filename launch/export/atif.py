@@ -10,7 +10,8 @@ from typing import Any
 
 import orjson
 
-from slime_swe.launch.export import ExportedEpisode, Exporter
+from slime_swe.launch.episodes import RecordedEpisode
+from slime_swe.launch.export import Exporter
 from slime_swe.rollout.proxy.conversation import read_arguments
 from slime_swe.rollout.records import Record
 from slime_swe.rollout.turns import Call, Turn
@@ -31,7 +32,7 @@ class Atif(Exporter):
     opened = "python -m harbor.utils.trajectory_validator {path}/FILE"
     needs_tokens = True
 
-    def add(self, episode: ExportedEpisode) -> None:
+    def add(self, episode: RecordedEpisode) -> None:
         for number, (record, tools) in enumerate(zip(episode.records, episode.tools, strict=True), 1):
             if not record.turns:
                 continue
@@ -40,7 +41,7 @@ class Atif(Exporter):
             (self.path / f"{name}.json").write_bytes(content)
 
     def _trajectory(
-        self, episode: ExportedEpisode, record: Record, tools: Sequence[dict[str, Any]], name: str
+        self, episode: RecordedEpisode, record: Record, tools: Sequence[dict[str, Any]], name: str
     ) -> dict[str, Any]:
         agent: dict[str, Any] = {"name": self.run.agent, "version": UNKNOWN, "model_name": self.run.model}
         steps = _Steps(episode, record).made()
@@ -55,7 +56,7 @@ class Atif(Exporter):
         }
 
 
-def _totals(episode: ExportedEpisode, record: Record, steps: int) -> dict[str, Any]:
+def _totals(episode: RecordedEpisode, record: Record, steps: int) -> dict[str, Any]:
     counters = record.episode.counters if record.episode else None
     return {
         "total_prompt_tokens": counters.prompt_tokens if counters else None,
@@ -68,7 +69,7 @@ def _totals(episode: ExportedEpisode, record: Record, steps: int) -> dict[str, A
 class _Steps:
     """The steps of one sample: each turn is one, and tools' results are part of the step with the calls."""
 
-    def __init__(self, episode: ExportedEpisode, record: Record) -> None:
+    def __init__(self, episode: RecordedEpisode, record: Record) -> None:
         self._episode, self._record = episode, record
         before = len(record.tokens) - record.response_length
         self._mask = [0] * before + (record.loss_mask or [0] * record.response_length)

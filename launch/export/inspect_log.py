@@ -8,7 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_swe.launch.export import ExportedEpisode, ExportedRun, Exporter, utc
+from slime_swe.launch.episodes import RecordedEpisode, utc
+from slime_swe.launch.export import ExportedRun, Exporter
 from slime_swe.rollout.proxy.conversation import read_arguments
 from slime_swe.rollout.records import sampled_tokens
 from slime_swe.rollout.turns import Call, Turn
@@ -35,9 +36,9 @@ class InspectLog(Exporter):
     def __init__(self, path: Path, run: ExportedRun) -> None:
         super().__init__(path, run)
         self._moment = ""
-        self._episodes: list[ExportedEpisode] = []
+        self._episodes: list[RecordedEpisode] = []
 
-    def add(self, episode: ExportedEpisode) -> None:
+    def add(self, episode: RecordedEpisode) -> None:
         if episode.moment != self._moment:
             self.close()
             self._moment = episode.moment
@@ -94,7 +95,7 @@ class InspectLog(Exporter):
         return samples
 
 
-def _sample(episode: ExportedEpisode, epoch: int, model: str) -> EvalSample:
+def _sample(episode: RecordedEpisode, epoch: int, model: str) -> EvalSample:
     from inspect_ai._util.error import EvalError
     from inspect_ai.log import EvalSample
     from inspect_ai.model import ModelOutput
@@ -121,12 +122,12 @@ def _sample(episode: ExportedEpisode, epoch: int, model: str) -> EvalSample:
     )
 
 
-def _seconds(episode: ExportedEpisode) -> float:
+def _seconds(episode: RecordedEpisode) -> float:
     """Return how long the episode took; 0.0 where that is not known."""
     return episode.first.episode.timings.total if episode.first.episode else 0.0
 
 
-def _scores(episode: ExportedEpisode) -> dict[str, InspectScore] | None:
+def _scores(episode: RecordedEpisode) -> dict[str, InspectScore] | None:
     from inspect_ai.scorer import CORRECT, INCORRECT, Score
 
     record = episode.first
@@ -155,7 +156,7 @@ def _results(samples: list[EvalSample]) -> EvalResults:
     )
 
 
-def _usage(*episodes: ExportedEpisode) -> ModelUsage:
+def _usage(*episodes: RecordedEpisode) -> ModelUsage:
     from inspect_ai.model import ModelUsage
 
     counters = [one.first.episode.counters for one in episodes if one.first.episode]

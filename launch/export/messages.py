@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import orjson
 
-from slime_swe.launch.export import ExportedEpisode, Exporter
+from slime_swe.launch.episodes import RecordedEpisode
+from slime_swe.launch.export import Exporter
 from slime_swe.rollout.proxy.conversation import chat_message
 from slime_swe.rollout.records import Record
 from slime_swe.rollout.turns import Turn
@@ -21,7 +22,7 @@ class Messages(Exporter):
     opened = 'datasets.load_dataset("json", data_files="{path}")'
     is_folder, takes_broken = False, False
 
-    def add(self, episode: ExportedEpisode) -> None:
+    def add(self, episode: RecordedEpisode) -> None:
         lines = []
         for record, tools in zip(episode.records, episode.tools, strict=True):
             line = {

@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-from slime_swe.launch.export import ExportedEpisode, Exporter
+from slime_swe.launch.episodes import RecordedEpisode
+from slime_swe.launch.export import Exporter
 from slime_swe.rollout.episode import StopReason
 from slime_swe.rollout.proxy.conversation import chat_message, read_arguments
 from slime_swe.rollout.turns import Turn
@@ -24,7 +25,7 @@ class Mini(Exporter):
     what = "mini-SWE-agent's trajectories, a file for each episode"
     opened = "mini-extra inspector {path}"
 
-    def add(self, episode: ExportedEpisode) -> None:
+    def add(self, episode: RecordedEpisode) -> None:
         folder = self.path / episode.moment
         folder.mkdir(exist_ok=True)
         status = _STATUS.get(episode.stop_reason, episode.stop_reason or "unknown")
@@ -50,7 +51,7 @@ class Mini(Exporter):
         file.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2))
 
 
-def _message(turn: Turn, episode: ExportedEpisode) -> dict[str, Any]:
+def _message(turn: Turn, episode: RecordedEpisode) -> dict[str, Any]:
     extra: dict[str, Any] = {"timestamp": episode.started + turn.ended} if episode.started else {}
     if turn.role == "assistant":
         found = [(read_arguments(call), call.id) for call in turn.calls if call.name == "bash"]

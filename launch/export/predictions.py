@@ -10,7 +10,8 @@ from pathlib import Path
 
 import orjson
 
-from slime_swe.launch.export import ExportedEpisode, ExportedRun, Exporter
+from slime_swe.launch.episodes import RecordedEpisode
+from slime_swe.launch.export import ExportedRun, Exporter
 
 
 class Predictions(Exporter):
@@ -26,7 +27,7 @@ class Predictions(Exporter):
         super().__init__(path, run)
         self._seen: Counter[tuple[str, str]] = Counter()
 
-    def add(self, episode: ExportedEpisode) -> None:
+    def add(self, episode: RecordedEpisode) -> None:
         self._seen[episode.moment, episode.task] += 1
         count = self._seen[episode.moment, episode.task]
         name = episode.moment if count == 1 else f"{episode.moment}-{count}"

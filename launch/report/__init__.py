@@ -21,8 +21,8 @@ from slime_swe import __version__
 from slime_swe.attempts import of_last_attempt
 from slime_swe.errors import UserError
 from slime_swe.launch.config import read_recipe
+from slime_swe.launch.episodes import RecordedEpisode
 from slime_swe.launch.evaluation import read_evaluation
-from slime_swe.launch.export import ExportedEpisode
 from slime_swe.launch.extras import require
 from slime_swe.launch.report.charts import Segments, group_kind, groups_of, moment_figures, run_charts
 from slime_swe.launch.report.detail import COLUMNS, ShownTokens, decoder_of, detail_of, row_of, shown_tokens
@@ -112,7 +112,7 @@ def _add_moment(
     into.moments.append({"run": name, **figures})
     informative = {id(s) for group in groups_of(episodes).values() if group_kind(group) == INFORMATIVE for s in group}
     for segments in episodes:
-        episode = ExportedEpisode(segments, [], [*map(trained.of, segments)])
+        episode = RecordedEpisode(segments, [], [*map(trained.of, segments)])
         wanted = _has_tokens(segments, informative, into)
         shard, place = into.shards.add(detail_of(episode, tokens if wanted else None))
         where = {"run": name, "set": figures["set"], "rollout": figures["rollout"], "shard": shard, "place": place}

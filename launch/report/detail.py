@@ -14,8 +14,7 @@ from pygments.lexers.diff import DiffLexer
 from pygments.token import STANDARD_TYPES, Token
 
 from slime_swe.errors import UserError
-from slime_swe.launch.commands.episodes import runs
-from slime_swe.launch.export import ExportedEpisode
+from slime_swe.launch.episodes import RecordedEpisode, token_runs
 from slime_swe.launch.extras import require
 from slime_swe.launch.model import checkpoint_folder
 from slime_swe.launch.report.charts import Segments, stop_reason, task_of
@@ -30,7 +29,7 @@ _CHANGED = re.compile(r"^(?:\+\+\+|---) [ab]/(.+)$", re.MULTILINE)
 _ERROR = 200  # characters of an error that can be searched
 
 
-def row_of(episode: ExportedEpisode) -> dict[str, Any]:
+def row_of(episode: RecordedEpisode) -> dict[str, Any]:
     """Return the list's columns. `search`: the texts that are searched beside task, outcome and stop reason."""
     first = episode.first
     broken = is_broken(episode.records)
@@ -48,7 +47,7 @@ def row_of(episode: ExportedEpisode) -> dict[str, Any]:
     }
 
 
-def detail_of(episode: ExportedEpisode, tokens: ShownTokens | None) -> dict[str, Any]:
+def detail_of(episode: RecordedEpisode, tokens: ShownTokens | None) -> dict[str, Any]:
     """Return an episode in JSON's types. tokens: makes what is shown of a sample's tokens; None leaves them out."""
     score = episode.first.score
     return {
@@ -95,7 +94,7 @@ def shown_tokens(
     texts: list[str] = []
     at = record.response_length - len(record.tokens)  # of the run's first token in the response
     before = 0  # sampled tokens
-    for sampled, tokens in runs(record):
+    for sampled, tokens in token_runs(record):
         count = len(tokens)
         pieces = _pieces(tokens, decode) if sampled else [decode(tokens)]
         log_probs = (record.log_probs or [])[at : at + count] if sampled else []
@@ -240,7 +239,7 @@ def _error(segments: Segments) -> str:
     return f"{failures[0].where}: {failures[0].detail}" if failures else ""
 
 
-def _facts(episode: ExportedEpisode) -> dict[str, str]:
+def _facts(episode: RecordedEpisode) -> dict[str, str]:
     """Return small facts about an episode, by name, as texts."""
     first = episode.first
     facts: dict[str, Any] = {

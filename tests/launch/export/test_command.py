@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from slime_swe.launch.cli import run
-from slime_swe.launch.export import EXPORTERS, ExportedEpisode, Exporter, exporter_class
+from slime_swe.launch.episodes import RecordedEpisode
+from slime_swe.launch.export import EXPORTERS, Exporter, exporter_class
 from slime_swe.rollout.records import EPISODES
 from tests.launch.export.recorded import check_no_secret
 from tests.planted import ENVIRONMENT
@@ -112,7 +113,7 @@ class Tasks(Exporter):
     what, opened = "the tasks' names", "cat {path}"
     is_folder = False
 
-    def add(self, episode: ExportedEpisode) -> None:
+    def add(self, episode: RecordedEpisode) -> None:
         with self.path.open("a") as file:
             file.write(f"{episode.task} {episode.moment}\n")
 

@@ -17,7 +17,7 @@ from slime_swe.launch.commands.sft import (
     mask_without,
     sft_samples,
 )
-from slime_swe.launch.export import ExportedEpisode
+from slime_swe.launch.episodes import RecordedEpisode
 from slime_swe.rollout.records import Record
 from slime_swe.rollout.turns import Call, Turn
 
@@ -39,13 +39,13 @@ def record(turns: list[Turn], mask: list[int], task: str = "t", **values) -> Rec
     return Record(0, 0, 0, task, "completed", 1.0, **of_it | values)
 
 
-def episode(words: str, task: str = "t", turns: int = 1, failed: int = 0) -> ExportedEpisode:
+def episode(words: str, task: str = "t", turns: int = 1, failed: int = 0) -> RecordedEpisode:
     """Of so many turns, the first of which failed, saying these words."""
     found, mask = [Turn("user", "Do it.", 0, 1)], []
     for number in range(turns):
         found += [said(2 + 3 * number, f"{words} {number}"), shown(4 + 3 * number, "ok", failed=number < failed)]
         mask += [1, 1, 0]
-    return ExportedEpisode([record(found, mask, task)], [[]], [None])
+    return RecordedEpisode([record(found, mask, task)], [[]], [None])
 
 
 @pytest.mark.parametrize(
@@ -79,17 +79,17 @@ def test_an_error_stays_as_context_and_only_its_tokens_leave_the_mask():
     turns = [Turn("user", "Do it.", 0, 1), failed, shown(4, "no", failed=True), good]
     one = record(turns, [1, 1, 0, 1, 1])
     assert mask_without(one, [failed]) == [0, 0, 0, 1, 1]
-    (sample,) = sft_samples(ExportedEpisode([one], [[]], [None]), PATTERN)
+    (sample,) = sft_samples(RecordedEpisode([one], [[]], [None]), PATTERN)
     line = sample.line("name", "vocabulary")
     assert line["tokens"] == one.tokens and line["loss_mask"] == [0, 0, 0, 1, 1]
     assert [message.get(FLAG) for message in line["messages"]] == [None, 0, None, 1]
-    (sample,) = sft_samples(ExportedEpisode([one], [[]], [None]), None)
+    (sample,) = sft_samples(RecordedEpisode([one], [[]], [None]), None)
     assert sample.mask == [1, 1, 0, 1, 1] and sample.flags == [False, True, False, True]
 
 
 def test_an_episode_whose_every_turn_failed_trains_nothing():
     turns = [said(2, "a"), shown(4, "no", failed=True)]
-    assert sft_samples(ExportedEpisode([record(turns, [1, 1, 0])], [[]], [None]), PATTERN) == []
+    assert sft_samples(RecordedEpisode([record(turns, [1, 1, 0])], [[]], [None]), PATTERN) == []
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
@@ -99,7 +99,7 @@ def test_a_turn_that_two_samples_show_is_trained_once(has_tokens):
     samples = [record(before, [1, 1]), record([*before, shown(4, "ok"), second], [0, 0, 0, 1, 1])]
     if not has_tokens:
         samples = [Record(0, 0, 0, "t", "completed", 1.0, turns=one.turns) for one in samples]
-    made = sft_samples(ExportedEpisode(samples, [[], []], [None, None]), PATTERN)
+    made = sft_samples(RecordedEpisode(samples, [[], []], [None, None]), PATTERN)
     assert [sample.flags for sample in made] == [[False, True], [False, False, False, True]]
     assert ("tokens" in made[0].line("name", "")) is has_tokens
 

@@ -38,8 +38,9 @@ Segments = list[Record]  # of one episode
 
 def episode_metrics(samples: Iterable[Sample | Record], reward_key: str | None = None) -> dict[str, float]:
     """Return means over a step's episodes, stop reasons one-hot; docs/metrics.md has every name. `episodes`, `groups`
-    and `infrastructure_failures` are counts, and so is what was tried again: `engine_retries/CAUSE` requests,
-    `broken_attempts/STOP_REASON` episodes. Medians and deviations of some means are under `train_spread/`.
+    and `infrastructure_failures` are counts, and so is what was tried again: `engine_retries/CAUSE` requests, and
+    `broken_attempts/CAUSE` attempts at an episode or its grading. Medians and deviations of some means are under
+    `train_spread/`.
 
     A figure that no episode has a record of is absent. If infrastructure broke every episode, all means are absent.
     """

@@ -1,5 +1,4 @@
-"""`Engine`: what turns samples into gradients. It states here what it can do. No other module asks for an
-engine's name but `launch/slime/render.py`, which knows that the embedded one does not sample while it trains.
+"""`Engine`: what turns samples into gradients. It states here what it can do: no other module asks for its name.
 
 Adding one is a subclass in one file, given to a recipe by its dotted path (`engine=my_engine.MyEngine`); a line in
 `ENGINES` gives it a short name.
@@ -53,6 +52,7 @@ class Engine:
     """One engine.
 
     on_gpus: it trains on GPUs, so that the planner counts and times them; else on one machine's CPU.
+    samples_while_training: where the schedule has it so, the next rollout begins before the weights are updated.
     on_cluster: its job goes to the Ray cluster at `cluster.ray_address` where there is one.
     upstream: the train loop whose script it runs; None where it runs none.
     doctor: the checks that `slime-swe doctor` makes for it: names in `slime_swe.launch.doctor.CHECKS`, or dotted
@@ -64,6 +64,7 @@ class Engine:
     """
 
     on_gpus: ClassVar[bool] = False
+    samples_while_training: ClassVar[bool] = True
     on_cluster: ClassVar[bool] = False
     upstream: ClassVar[Upstream | None] = None
     doctor: ClassVar[tuple[str, ...]] = ()

@@ -48,6 +48,7 @@ class Embedded(Engine):
     """The trainer and the server of `embedded/`, on this machine's CPU."""
 
     records_dropped = True
+    samples_while_training = False
     doctor = (
         *("recipe", "machine", "limits", "run folder", "packages", "ports", "fields", "checkpoint"),
         *("chat template", "tasks", "overlap", "plug-ins", "engine", "sandbox"),

@@ -36,6 +36,7 @@ import yaml
 import slime_swe
 from slime_swe.attempts import ATTEMPTS, last_attempt
 from slime_swe.data_sources.registry import absolute
+from slime_swe.launch.engines import engine_of
 from slime_swe.launch.model import chat_template, checkpoint_folder, checkpoint_path, converted_folder
 from slime_swe.launch.plan.admission import cached_episodes, most_an_engine, sandboxes_at_once
 from slime_swe.launch.ray.node import by_interface
@@ -378,7 +379,7 @@ def plugin_settings(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_schedule": rollout.schedule,
         "swe_max_over_sampling": recipe.max_over_sampling,
         "swe_max_staleness": staleness(recipe),
-        "swe_version_lag": int(recipe.engine != "embedded" and at_once(recipe)),
+        "swe_version_lag": int(engine_of(recipe).samples_while_training and at_once(recipe)),
         "swe_cached_episodes": cached_episodes(recipe),
         "swe_time_budget": rollout.time_budget,
         "swe_wall_time_budget": rollout.wall_time_budget,

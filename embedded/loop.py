@@ -54,7 +54,6 @@ from slime_swe.rollout.hooks import RolloutHooks, optional_hook, required_hook
 from slime_swe.rollout.journals import TRAINED, append_trained
 from slime_swe.rollout.loop_scope import gate_of_loop
 from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, paced, rollout_record
-from slime_swe.rollout.play import end_all
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, episode_of, flatten, trajectories
 from slime_swe.rollout.retention import best_rollout
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES, SYNC
@@ -274,16 +273,7 @@ class _Loop:
         return {name: seconds - before[name] for name, seconds in self.recorded.items()}
 
     async def _while_the_server_lives(self, playing: Coroutine[Any, Any, T]) -> T:
-        """Raise `ServerError` when the server ends, which nobody starts again: no outage is waited for then."""
-        if self.server is None:
-            return await playing
-        tasks = asyncio.ensure_future(playing), asyncio.ensure_future(self.server.wait_for_end())
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self.server.require_alive()
-            return await tasks[0]
-        finally:
-            await end_all(tasks)
+        return await (self.server.while_alive(playing) if self.server else playing)
 
     def _copy_tokenizer(self) -> None:
         """Put the tokenizer with the weights, so that what is synced or checkpointed is a whole Hugging Face model."""

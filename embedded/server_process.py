@@ -7,19 +7,22 @@ import json
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from slime_swe.errors import InfrastructureError
+from slime_swe.rollout.play import end_all
 
 START_SECONDS = 120.0
 SPARE_SLOTS = 32  # contexts that the server keeps beyond those in flight, so that none of these is ever evicted
 STOP_SECONDS = 10.0
 REQUEST_SECONDS = 120.0
 TAIL = 2000  # characters of the server's log in an error message
+T = TypeVar("T")
 
 
 class ServerError(InfrastructureError):
@@ -85,10 +88,17 @@ class ServerProcess:
         if self._process is not None and self._process.returncode is not None:
             raise ServerError(f"the engine's server ended with code {self._process.returncode}: {self._tail()}")
 
-    async def wait_for_end(self) -> None:
-        """Return when the process has ended."""
+    async def while_alive(self, playing: Awaitable[T]) -> T:
+        """Await what is played by this server. Raises `ServerError` when it ends, which nobody starts again: no outage
+        is waited for then."""
         assert self._process is not None, "started"
-        await self._process.wait()
+        tasks = asyncio.ensure_future(playing), asyncio.ensure_future(self._process.wait())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self.require_alive()
+            return await tasks[0]
+        finally:
+            await end_all(tasks)
 
     async def _announcement(self) -> Any:
         assert self._process is not None and self._process.stdout is not None

@@ -30,7 +30,7 @@ from slime_swe.launch.config import with_value
 from slime_swe.launch.doctor.served import servers_of
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.evaluation import Evaluation, known_episodes, output
-from slime_swe.launch.evaluation.play import embedded_server, play_sets
+from slime_swe.launch.evaluation.play import play_sets, play_sets_here
 from slime_swe.launch.evaluation.target import PORT, models_at, start_command
 from slime_swe.launch.extras import EMBEDDED, require
 from slime_swe.launch.model import chat_template, checkpoint_folder
@@ -51,6 +51,7 @@ from slime_swe.rollout.records import EVALUATIONS, Record, is_broken, trajectori
 
 PROBE, TASK_FILE = "probe.json", "tasks.jsonl"
 SET = "probe"  # the set's name in the journal
+PATIENCE = 60.0  # seconds of an outage: a first look waits for no more
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def probe(recipe: Recipe, folder: Path, limit: int, samples: int) -> Found:
     tasks = random.Random(recipe.run.seed).sample(tasks, min(limit, len(tasks)))
     played = with_value(recipe, "data.eval", {SET: str((folder / TASK_FILE).resolve())})
     played = with_value(played, "data.eval_samples_per_task", samples)
+    played = with_value(played, "rollout.outage_limit", min(recipe.rollout.outage_limit, PATIENCE))
     episodes = len(tasks) * samples
     evaluation = Evaluation(recipe.model.checkpoint, "", episodes, left=episodes)
     with output(folder, played, evaluation, resume=False):
@@ -107,8 +109,7 @@ async def _play(recipe: Recipe, folder: Path, url: str) -> None:
     args.use_rollout_routing_replay = False  # nothing is trained
     tasks = {SET: load_tasks(recipe.data.eval[SET])}
     if not url:
-        async with embedded_server(args, folder):
-            await play_sets(args, folder, tasks)
+        await play_sets_here(args, folder, tasks)
         return
     address = urlsplit(url)
     args.sglang_router_ip, args.sglang_router_port = address.hostname, address.port

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slime_swe.data_sources.task import Task
@@ -41,19 +40,7 @@ async def evaluate_checkpoint(recipe: Recipe, folder: Path, sets: Sets) -> None:
         args.swe_cached_episodes = 0.0  # which is of the recipe's own engines
         await play_sets(args, folder, sets)
         return
-    async with embedded_server(args, folder):
-        await play_sets(args, folder, sets)
-
-
-@asynccontextmanager
-async def embedded_server(args: Namespace, folder: Path) -> AsyncIterator[None]:
-    """Serve the checkpoint of `args` inside the context, and have them name the server. Its log is in the folder."""
-    from slime_swe.embedded.server_process import ServerProcess  # of the `embedded` extra
-
-    args.swe_cached_episodes = 0.0  # which is of the recipe's GPUs
-    async with ServerProcess.of_run(args, folder / "server.log") as server:
-        args.sglang_router_ip, args.sglang_router_port = server.host, server.port
-        yield
+    await play_sets_here(args, folder, sets)
 
 
 async def evaluate_endpoint(recipe: Recipe, folder: Path, sets: Sets, endpoint: Endpoint, spending: Spending) -> None:
@@ -85,6 +72,17 @@ def endpoint_args(recipe: Recipe, folder: Path, endpoint: Endpoint) -> Namespace
         endpoint.key_variable,
     )
     return args
+
+
+async def play_sets_here(args: Namespace, folder: Path, sets: Sets) -> None:
+    """Play the episodes that the folder's journal has not, by an embedded server of the checkpoint of `args`. Its log
+    is in the folder. Raises `ServerError` when it ends."""
+    from slime_swe.embedded.server_process import ServerProcess  # of the `embedded` extra
+
+    args.swe_cached_episodes = 0.0  # which is of the recipe's GPUs
+    async with ServerProcess.of_run(args, folder / "server.log") as server:
+        args.sglang_router_ip, args.sglang_router_port = server.host, server.port
+        await server.while_alive(play_sets(args, folder, sets))
 
 
 async def play_sets(args: Namespace, folder: Path, sets: Sets, spending: Spending | None = None) -> None:

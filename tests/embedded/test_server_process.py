@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from slime_swe.data_sources.registry import load_tasks
 from slime_swe.embedded.forward import recompute_log_probs
 from slime_swe.embedded.loop import train
 from slime_swe.embedded.model import Qwen2
 from slime_swe.embedded.server_process import ServerError, ServerProcess, update_weights, url_of
 from slime_swe.embedded.train_data import TrainData
 from slime_swe.journal import Journal
+from slime_swe.launch.evaluation.play import play_sets_here
 from tests.embedded.scripted import NoProgress, generate, make_args
 
 
@@ -124,3 +127,12 @@ def test_a_server_that_dies_stops_the_run_and_the_run_can_be_resumed(tiny_checkp
     args.load = args.save
     train(args, NoProgress())
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["num_rollouts"] == 1
+
+
+def test_a_server_that_dies_ends_an_evaluation(tiny_checkpoint, tmp_path):
+    """Nobody starts it again, so that no end of an outage is waited for."""
+    _DEATHS.clear()
+    args = make_args(tiny_checkpoint, tmp_path / "run", swe_eval_tasks={})
+    args.custom_generate_function_path = f"{__name__}.generate_until_the_server_dies"
+    with pytest.raises(ServerError, match="ended with code -9"):
+        asyncio.run(play_sets_here(args, tmp_path, {"heldout": load_tasks("synthetic:heldout?limit=3")}))

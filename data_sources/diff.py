@@ -19,10 +19,9 @@ class DiffOracle(Oracle):
     """Grades tasks without tests: a task is solved where a patch leaves the files as the gold patch does, but for
     `protected` ones.
 
-    reward: what any other patch is worth in mode `fraction` (`rewards/diff.py`; `tokens`: by the runs of
-    tokens that it writes as the gold patch does, `rewards/diff.py`). similarity_weight,
-    files_weight: of `code_repair_rl`; they add up to 1. Of a workspace with an image the patches' texts are compared,
-    else the files that they leave.
+    reward: what any other patch is worth in mode `fraction` (`rewards/diff.py`; `tokens`: by the runs of tokens that it
+    writes as the gold patch does). similarity_weight, files_weight: of `code_repair_rl`; they add up to 1. Of a
+    workspace with an image the patches' texts are compared, else the files that they leave.
     """
 
     kind: ClassVar[str] = "diff"

@@ -205,8 +205,8 @@ def written_alike(task: Task, patch: str) -> float:
 # characters, the measure gives them nothing.
 GRAM = 4  # tokens of a run
 _TOKEN = re.compile(
-    r'"""(?:\\.|[^\\])*?(?:"""|\Z)'
-    r"|'''(?:\\.|[^\\])*?(?:'''|\Z)"
+    r'"""(?:\\.|[^\\])*?(?:"""|\\?\Z)'  # to the end where none closes it, so that nothing is looked through twice
+    r"|'''(?:\\.|[^\\])*?(?:'''|\\?\Z)"
     r'|"(?:\\.|[^"\\\n])*"?'
     r"|'(?:\\.|[^'\\\n])*'?"
     r"|\#[^\n]*|\w+|[^\w\s]",

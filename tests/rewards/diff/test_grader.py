@@ -16,9 +16,10 @@ from slime_swe.rewards.redteam.gate import Player
 from slime_swe.rewards.validation import Status, validate
 from slime_swe.rollout.records import Score
 from slime_swe.sandbox.pool import SandboxPool
+from tests.effort import assert_linear
 
 pytest.importorskip("cydifflib")
-from slime_swe.rewards.diff import compare, likeness, similarity
+from slime_swe.rewards.diff import compare, likeness, shared_runs, similarity
 
 FILES = {
     "calc.py": "def add(a, b):\n    return a - b\n\n\ndef name():\n    return 'calc'\n",
@@ -140,6 +141,12 @@ async def test_tokens_are_those_of_added_lines_and_doing_nothing_is_worth_nothin
     assert await value(with_changes(notes_txt=FILES["calc.py"]), "tokens") == 0
     assert [await value(patch, "tokens") for patch in ("", "@@ -1 +1 @@\n-x\n+y\n")] == [0.0, 0.0]
     assert await value(with_changes(calc_py=FILES["calc.py"] + "'" * 100_000 + '"' * 100_000), "tokens") == 0
+
+
+@pytest.mark.parametrize("text", ['"""', "'''", '\\"""\n', '"\\', "'", "\\'''"])
+def test_the_runs_of_open_strings_are_found_in_time_that_grows_with_the_text(text):
+    """A backslash at the end closes nothing."""
+    assert_linear(lambda size: shared_runs({"a.py": text * size + "\\"}, {"a.py": "x"}), 500, text)
 
 
 async def test_a_longer_answer_is_worth_less():

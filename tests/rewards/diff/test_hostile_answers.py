@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from slime_swe.data_sources.diff import DiffOracle
+from slime_swe.data_sources.diff import REWARDS, DiffOracle
 from slime_swe.data_sources.task import Task, Workspace
 from slime_swe.patches import PatchError, apply_reply, make_patch
 from slime_swe.rewards.grade import GradingSettings, grade
@@ -23,7 +23,7 @@ async def test_a_mutated_answer_is_graded_between_its_bounds(share):
     for _, (files, reply) in zip(range(1_000), mutated(dice), strict=False):
         path = dice.choice([*files])
         gold = make_patch(files, files | {path: files[path] + honest(dice)[1]})
-        task = Task("t", "s", Workspace(files), DiffOracle(gold_patch=gold))
+        task = Task("t", "s", Workspace(files), DiffOracle(gold_patch=gold, reward=dice.choice([*REWARDS])))
         try:
             patch = make_patch(files, apply_reply(files, reply))
         except PatchError:

@@ -73,7 +73,7 @@ class Record(msgspec.Struct, frozen=True):
     `response_length`, and `version_spans` cover as many tokens. A record with tokens always has a `loss_mask`, of ones
     where none was given, as in training. `reward` is None where none was given. `turns` are
     placed in `tokens`; None where nobody recorded them. `tools` names the list of tools that was offered
-    (`tool_lists.read_tools`).
+    (`rollout.journals.read_tools`).
     """
 
     index: int | None

@@ -106,7 +106,7 @@ def require_same_limits(a: Repeated, b: Repeated) -> None:
         listed = "; ".join(f"{source}: {words}" for words, source in found.items())
         raise UserError(
             f"the episodes had other limits, so that their solve rates say little of the models ({listed}). Evaluate "
-            "again with the same rollout.max_turns and rollout.max_context, or give --other-limits"
+            "again with the same rollout.max_turns and rollout.max_context, or give `slime-swe compare` --other-limits"
         )
 
 

@@ -283,9 +283,10 @@ def compare_runs(folders: Sequence[Path], notes: list[str]) -> list[dict[str, An
 def _compared(a: Path, b: Path) -> Iterator[dict[str, Any]]:
     require("numpy", "scipy", extra="compare")
     from slime_swe.launch.compare import compare  # numpy and scipy are of the `compare` extra
-    from slime_swe.launch.compare.sources import matched, read_side
+    from slime_swe.launch.compare.sources import matched, read_side, require_same_limits
 
     for name, left, right in matched(*(read_side(str(folder), "") for folder in (a, b))):
+        require_same_limits(left, right)
         found = compare(name, left, right)
         shown = {key: found[key] for key in ("difference", "intervals", "verdict", "p_value", "test", "tasks")}
         rates = {"solve_rate_a": found["a"]["solve_rate"], "solve_rate_b": found["b"]["solve_rate"]}

@@ -280,12 +280,20 @@ def _step_seconds(lines: Sequence[Row], of: str) -> Iterator[Row]:
     rows = [
         {"rollout": line["rollout_id"], "kind": phase.replace("_", " "), "value": seconds}
         for line in lines
-        if isinstance(line.get("seconds"), dict)
-        for phase, seconds in line["seconds"].items()
-        if phase not in ("total", "sandbox") and isinstance(seconds, int | float)  # sandbox is a part of generation
+        for phase, seconds in _phases(line.get("seconds")).items()
     ]
     if rows:
         yield _bars(f"Time of a step{of}", "By phase.", rows, _kind(), _number("value", "seconds"))
+
+
+def _phases(recorded: object) -> dict[str, float]:
+    """Return a step's seconds by phase, with what belongs to none as `other`; without the means of an episode."""
+    if not isinstance(recorded, dict):
+        return {}
+    seconds = {name: each for name, each in recorded.items() if "/" not in name and isinstance(each, int | float)}
+    total = seconds.pop("total", 0.0)
+    other = total - sum(seconds.values())
+    return seconds | ({"other": other} if other > 0 else {})
 
 
 def _by_kind(moments: Sequence[Moment], figures: str) -> list[Row]:

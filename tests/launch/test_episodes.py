@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from slime_swe.launch.cli import run
-from slime_swe.launch.commands.episodes import GRADED, STOPS, readable, row_of, runs
+from slime_swe.launch.commands.episodes import GRADED, STOPS, readable, row_of
 from slime_swe.launch.config import resolve
+from slime_swe.launch.episodes import token_runs
 from slime_swe.launch.runs import create_run
 from slime_swe.rewards.grade import grade
 from slime_swe.rollout.episode import StopReason
@@ -49,7 +50,7 @@ def record():
 
 
 def test_runs_of_one_origin(record):
-    assert list(runs(record)) == [(False, [0]), (True, [1]), (False, [2, 2]), (True, [3])]
+    assert list(token_runs(record)) == [(False, [0]), (True, [1]), (False, [2, 2]), (True, [3])]
 
 
 def test_the_whole_trajectory(record, tokenizer_file):

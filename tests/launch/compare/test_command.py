@@ -61,7 +61,7 @@ def test_evaluations_with_other_limits_are_compared_where_that_is_asked_for_alon
     assert run(["compare", "base", "longer"]) == 2
     refusal = capsys.readouterr().err
     assert "base: at most 8 turns, 640 tokens of context; longer: at most 9 turns" in refusal
-    assert "or give --other-limits" in refusal
+    assert "or give `slime-swe compare` --other-limits" in refusal
     code, document = compared(["base", "longer", "--other-limits"], capsys)
     assert code == 0 and document["b"]["evaluations"][0]["max_turns"] == 9
     assert run(["compare", "trained,longer", "trained"]) == 2, "repetitions are of one limit too"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,5 +116,6 @@ def check_no_secret(path: Path) -> None:
         is_log = file.suffix == ".eval"
         content = read_eval_log(str(file)).model_dump_json() if is_log else file.read_bytes().decode(errors="replace")
         redacted |= "redacted]" in content
-        assert not [name for name, value in ENVIRONMENT.items() if value in content], file
+        written = [(name, text) for name, value in ENVIRONMENT.items() for text in (value, json.dumps(value)[1:-1])]
+        assert not [name for name, text in written if text in content], file
     assert redacted, "or the test shows nothing"

@@ -14,6 +14,7 @@ from slime_swe.rollout.records import EPISODES, EVALUATIONS, Score, write_failur
 from slime_swe.sample import Sample
 
 GROUP, TASKS = 8, 40
+STEP_SECONDS = 45.0
 REASONS = ("submitted", "max_turns", "context_full")
 PATCH = """diff --git a/pkg/module_{task}.py b/pkg/module_{task}.py
 --- a/pkg/module_{task}.py
@@ -92,7 +93,9 @@ def _metrics(drawn: random.Random, rollout: int) -> dict[str, Any]:
         "training": 9.0,
         "weight_sync": 0.4,
         "sandbox": 6.0,
-        "total": 36.0,
+        "total": STEP_SECONDS,
+        "episode/seconds": 11.0,
+        "episode/engine_seconds": 4.0,
     }
     return {
         "kind": "train", "rollout_id": rollout, "attempt": 1, "entropy": 1.1 - 0.02 * rollout,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import tracemalloc
 from collections import Counter
@@ -26,7 +27,7 @@ from slime_swe.rollout.metrics import GAP_BEFORE, wilson_interval
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, Record, trajectories
 from slime_swe.rollout.turns import of_episode
 from tests.launch.report.page_data import chart, column, details, document, plain, token_text
-from tests.launch.report.synthetic import synthetic_run
+from tests.launch.report.synthetic import STEP_SECONDS, synthetic_run
 from tests.planted import ENVIRONMENT
 
 SECRETS = secrets_of(ENVIRONMENT)
@@ -220,21 +221,55 @@ def test_curves_are_the_records_figures(runs, report):
         assert sum(row["value"] for row in groups if row["rollout"] == at) == 4
 
 
+def test_the_bars_of_a_step_are_its_phases_and_add_up_to_its_time(runs, report):
+    rows = chart(report(runs / "first"), "Time of a step")
+    assert {row["kind"] for row in rows} == {"generation", "training", "weight sync", "sandbox", "other"}
+    times = Counter[int]()
+    for row in rows:
+        times[row["rollout"]] += row["value"]
+    assert times == pytest.approx(dict.fromkeys(range(4), STEP_SECONDS))
+
+
 def test_a_groups_kind_is_by_its_sound_episodes(recorded, report):
-    kinds = {
-        (row["rollout"], row["kind"]): row["value"] for row in chart(report(recorded), "Groups by what they teach")
-    }
-    assert sum(kinds.values()) == len(
-        {(s[0].rollout_id, s[0].group_index) for s in episodes(recorded) if not s[0].dataset}
+    kinds = Counter(
+        {(row["rollout"], row["kind"]): row["value"] for row in chart(report(recorded), "Groups by what they teach")}
     )
+    groups: dict[tuple[int, int], list[Record]] = {}
+    for first, *_ in episodes(recorded):
+        if not first.dataset:
+            groups.setdefault((first.rollout_id, first.group_index), []).append(first)
+    wanted = Counter[tuple[int, str]]()
+    for (rollout, _), firsts in groups.items():
+        solved = {record.solved for record in firsts if not record.broken}
+        kind = (
+            "informative"
+            if len(solved) == 2
+            else {True: "all solved", False: "all unsolved"}.get(min(solved, default=None))
+        )
+        wanted[rollout, kind or "all infrastructure failures"] += 1
+    assert kinds == wanted
 
 
-def test_several_runs_are_compared_by_their_evaluations(runs, report):
+def test_several_runs_are_compared_by_their_evaluations(runs, report, capsys):
     page = report(runs / "first", runs / "second")
     (found,) = document(page)["comparisons"]
     assert (found["a"], found["b"], found["set"]) == ("first", "second", "heldout")
-    assert found["difference"] == pytest.approx(found["solve_rate_b"] - found["solve_rate_a"])
+    capsys.readouterr()
+    assert run(["compare", str(runs / "first"), str(runs / "second"), "--json"]) == 0
+    own = json.loads(capsys.readouterr().out)["sets"]["heldout"]
+    for name in ("difference", "intervals", "verdict", "p_value", "tasks"):
+        assert found[name] == own[name], name
     assert {row["run"] for row in chart(page, "Solve rate in training")} == {"first", "second"}
+
+
+def test_runs_with_other_limits_are_not_compared(runs, tmp_path, report):
+    longer = tmp_path / "longer"
+    shutil.copytree(runs / "second", longer)
+    recipe = (longer / "recipe.yaml").read_text()
+    (longer / "recipe.yaml").write_text(re.sub(r"max_turns: \d+", "max_turns: 1234", recipe))
+    found = document(report(runs / "first", longer))
+    assert found["comparisons"] == []
+    assert any("first and longer are not compared" in note and "at most 1234 turns" in note for note in found["notes"])
 
 
 def test_what_can_t_be_read_is_skipped_and_said(runs, tmp_path, report, capsys):

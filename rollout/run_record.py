@@ -95,9 +95,9 @@ class RunRecord:
 def _why_lost(rollout_id: int, share: float, admitted: int) -> str:
     return (
         f"rollout {rollout_id + 1}: {share:.0%} of the prompt tokens were computed again, although an engine had them "
-        f"of the turn before. {admitted} episodes at once are admitted: lower serving.concurrency, or give "
-        "the cache more room (serving.mem_fraction, serving.gpus_per_engine). With serving.dp_attention=true see that "
-        "the router sends an episode's turns to the GPU that has its prefix"
+        f"of the turn before. {admitted} episodes at once are admitted: set a lower serving.concurrency, or "
+        "give the cache more room (serving.mem_fraction, serving.gpus_per_engine). With serving.dp_attention=true see "
+        "that the router passes routed_dp_rank on, which sends an episode's turns to the GPU that has its prefix"
     )
 
 

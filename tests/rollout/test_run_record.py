@@ -97,7 +97,10 @@ def test_where_most_of_the_prompts_is_computed_again_the_field_is_named(args, ca
             record.on_rollout(number, played, 1.0)
     (said,) = [entry.getMessage() for entry in caplog.records]
     assert said.startswith("rollout 2: 60% of the prompt tokens were computed again")
-    assert "141 episodes at once are admitted: lower serving.concurrency, or" in said and "serving.mem_fraction" in said
+    assert (
+        "141 episodes at once are admitted: set a lower serving.concurrency, or" in said
+        and "serving.mem_fraction" in said
+    )
     lines = [orjson.loads(line)["serving"] for line in (tmp_path / METRICS).read_bytes().splitlines()]
     assert [line["prefix_lost_rate"] for line in lines] == [0.4, 0.6]
     assert {line["admitted_episodes"] for line in lines} == {141}

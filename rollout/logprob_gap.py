@@ -43,8 +43,9 @@ SAMPLES = 4  # of a rollout that engines are asked about, at least; more where t
 WINDOW = 1024  # tokens that are compared, from the first trained one: an engine holds a row of logits for each
 PATIENCE = 300.0  # seconds that a finished rollout waits for the trainer's first micro-batch of the one before
 AT_FIRST, LATER, LEAST = 0.1, 3.0, 0.001
-"""Nats at which the first gap is warned of, which SLiME's own tests allow too (`rehearse/limits.py` has the sources);
-times the first gap at which a later one is; and the least such limit, for float32, whose gaps are rounding alone."""
+"""Nats at which the first gap is warned of, which SLiME's own tests allow too (`launch/rehearse/platforms` has the
+sources); times the first gap at which a later one is; and the least such limit, for float32, whose gaps are rounding
+alone."""
 CHECK = "See that new weights reach the engines: slime-swe rehearse of this recipe checks the weight synchronisation"
 LOOKED = 1.0  # seconds between two looks into the file
 

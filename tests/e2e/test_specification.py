@@ -12,7 +12,9 @@ pytest.importorskip("coverage")
 pytest.importorskip("libcst")
 
 pytestmark = [
-    pytest.mark.extended("tests/e2e/test_diff_task.py::test_likeness_is_trained_on"),
+    pytest.mark.extended(
+        "tests/data_sources/specification/test_tasks.py::test_gold_solves_and_nothing_does_not_over_three_runs"
+    ),
     *(pytest.mark.slow, pytest.mark.timeout(900)),
 ]
 

@@ -49,7 +49,8 @@ def worst(values: Iterable[float]) -> float:
 
 
 class NotMadeError(Exception):
-    """The evidence that a check needs is not there; the message says why that is no fault."""
+    """There is nothing to check in this recipe's run: the message says why. A log that does not say what it should is a
+    fault."""
 
 
 BROKEN = (LookupError, ValueError, RuntimeError, OSError)

@@ -26,7 +26,7 @@ def arguments(evidence: Evidence) -> Measured:
     """Count attributes that have another value in the trainer than the recipe gave them, or none."""
     held = evidence.layout.arguments
     if not held:
-        raise NotMadeError("the trainer's log holds no table of its arguments")
+        raise LookupError("the trainer's log holds no table of its arguments")
     wrong = sum(
         value is not None
         and name not in IMPLIED
@@ -63,7 +63,7 @@ def memory(evidence: Evidence) -> Measured:
     counted = evidence.layout.parameters
     ways = evidence.recipe.parallel
     if missing := {*product(range(ways.tp), range(ways.pp))} - counted.keys():
-        raise NotMadeError(f"the trainer's log does not say how many parameters ranks {sorted(missing)} have")
+        raise LookupError(f"the trainer's log does not say how many parameters ranks {sorted(missing)} have")
     layout = layout_of(evidence.recipe)
     planned = {stage: shard(evidence.recipe.model.shape, layout, stage).parameters for _, stage in counted}
     return Measured(worst(abs(found / planned[stage] - 1) for (_, stage), found in counted.items()), 0.0)

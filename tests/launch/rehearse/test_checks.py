@@ -431,7 +431,13 @@ def a_rank_holds_all_experts(evidence, folder):
 
 def test_a_rank_that_nothing_counts_is_no_pass(sound):
     counted = {rank: count for rank, count in sound.layout.parameters.items() if rank != (1, 0)}
-    assert run_check("memory", replace(sound, layout=replace(sound.layout, parameters=counted))).ok is None
+    assert run_check("memory", replace(sound, layout=replace(sound.layout, parameters=counted))).ok is False
+
+
+def test_a_log_that_holds_no_arguments_is_no_pass(sound):
+    """As of a Megatron that prints them in another form."""
+    found = run_check("arguments", replace(sound, layout=replace(sound.layout, arguments={})))
+    assert found.ok is False and "no table of its arguments" in found.look_at
 
 
 @pytest.mark.parametrize("version", ["default", "9"])

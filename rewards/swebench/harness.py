@@ -1,4 +1,4 @@
-"""`Harness`: swebench in a process of its own (`worker.py`), started when first needed and again if it dies.
+"""`Harness`: swebench in processes of its own (`worker.py`), started when first needed and again if they die.
 
 swebench takes half a gigabyte and pins numpy and pandas, so training never imports it: the process may have an
 interpreter and an environment of its own. Requests and answers are JSON lines, one at a time.
@@ -89,6 +89,7 @@ class Harness:
         self._process: _Process | None = None
         self._asking = asyncio.Lock()
         self._runs = asyncio.Semaphore(os.cpu_count() or 1)
+        self._free: list[_Process] = []  # that have made a run, and may make another
 
     async def script(self, instance: dict[str, Any]) -> str:
         """Return the eval script as the harness runs it."""
@@ -114,7 +115,7 @@ class Harness:
         """
         request = {"instance": instance, "patch": patch, "seconds": int(seconds), "run_id": uuid.uuid4().hex}
         async with self._runs:
-            process = await self._start("run")
+            process, answer = self._free.pop() if self._free else await self._start(), None
             try:
                 async with asyncio.timeout(seconds + RUN_SECONDS):
                     answer = await process.ask({"op": "run", **request}, None)
@@ -123,15 +124,17 @@ class Harness:
             except _ProcessDied as error:
                 raise GraderError(f"the official harness died: {error}") from error
             finally:
-                await asyncio.shield(process.close())  # which ends a run that nobody waits for any more
+                if answer is None:
+                    await asyncio.shield(process.close())  # which ends a run that nobody waits for any more
+            self._free.append(process)
         return _checked(answer, instance)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._process is not None:
-            await self._process.close()
+        for process in (*self._free, *([self._process] if self._process else [])):
+            await process.close()
 
     async def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
         async with self._asking:
@@ -153,7 +156,7 @@ class Harness:
             await process.close()
             raise
 
-    async def _start(self, *arguments: str) -> _Process:
+    async def _start(self) -> _Process:
         python = self._python or sys.executable
         inherited = {**os.environ, "PYTHONUTF8": "1"}  # the harness opens logs as the locale says
         if self._python:
@@ -162,7 +165,7 @@ class Harness:
         try:
             process = _Process(
                 await asyncio.create_subprocess_exec(
-                    python, "-P", str(_WORKER), *arguments, stdin=asyncio.subprocess.PIPE,
+                    python, "-P", str(_WORKER), stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE, stderr=stderr, env=inherited, limit=_LINE_BYTES,
                     start_new_session=True,  # Ctrl-C in a terminal is ours to handle: it ends when its input does
                 ), stderr,

@@ -15,8 +15,9 @@ A policy can print what a parser raises at, or takes hours or all memory for. Th
 such a log solves nothing, and its field `unreadable` says why. If the harness fails at a log without results too, the
 failure is not the log's, and the answer is an `error`.
 
-`worker.py run` takes one request, a `run`: the harness names its loggers by the instance and writes into the current
-folder. If its input ends before the run does, it removes the run's container and ends.
+Each `run` is made in a child of its own, since the harness names its loggers by the instance and writes into the
+current folder. Nothing else may be asked meanwhile. If the input ends before the run does, the child is killed, its
+container removed, and the process ends.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ import json
 import os
 import re
 import resource
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -173,28 +174,47 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
+def run_in_a_child(request: Message) -> Message:
+    """Run the harness in a copy of this process, in an empty folder; end both where the input ends before."""
+    reader, writer = os.pipe()
+    with tempfile.TemporaryDirectory(dir=os.getcwd()) as folder:
+        child = os.fork()
+        if child == 0:
+            try:
+                os.chdir(folder)
+                with os.fdopen(writer, "w", encoding="ascii") as file:
+                    json.dump(_caught(run, request), file)
+            finally:
+                os._exit(0)  # what is still open is the parent's
+        os.close(writer)
+        with os.fdopen(reader, "rb") as said:
+            if said not in select.select([said, sys.stdin.buffer], [], [])[0]:
+                os.kill(child, signal.SIGKILL)
+                name = f"sweb.eval.{request['instance']['instance_id'].lower()}.{request['run_id']}"
+                subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False, timeout=20)
+                sys.exit()
+            text = said.read()
+        _, status = os.waitpid(child, 0)
+    return json.loads(text) if text else {"error": f"the run's process ended with status {status} and said nothing"}
+
+
 def answer(request: Message) -> Message:
-    """Answer a request. Whatever the harness raises is caught, since all gradings share this process."""
+    """Answer a request."""
+    if refused := refusal(request):
+        return {"refused": refused}
+    if request["op"] == "script":
+        return {"script": script(request["instance"])}
+    if request["op"] == "run":
+        return run_in_a_child(request)
+    return {"report": read(request["instance"], Path(request["log"]))}
+
+
+def _caught(reply: Callable[[Message], Message], request: Message) -> Message:
+    """Return a reply, or what was raised instead: all gradings share this process."""
     try:
-        if refused := refusal(request):
-            return {"refused": refused}
-        if request["op"] == "script":
-            return {"script": script(request["instance"])}
-        return run(request) if request["op"] == "run" else {"report": read(request["instance"], Path(request["log"]))}
+        return reply(request)
     except Exception:
         return {"error": traceback.format_exc()}
-
-
-def end_with_input(request: Message) -> None:
-    """Wait for the end of the input, and then remove the container of this run and end the process."""
-    while os.read(0, 4096):  # not by `sys.stdin`, whose lock would be held when the interpreter ends
-        pass
-    name = f"sweb.eval.{request['instance']['instance_id'].lower()}.{request['run_id']}"
-    try:
-        subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False, timeout=20)
-    finally:
-        shutil.rmtree(os.getcwd(), ignore_errors=True)
-        os._exit(0)  # without waiting for the run
 
 
 def missing() -> str:
@@ -206,7 +226,7 @@ def missing() -> str:
     return "" if hasattr(utils, "make_test_spec") else f"swebench 5 is needed, not {run_evaluation.__file__}"
 
 
-def main(only_a_run: bool) -> None:
+def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # what swebench prints is no answer
 
@@ -225,12 +245,8 @@ def main(only_a_run: bool) -> None:
         os.chdir(folder)
         for line in iter(sys.stdin.buffer.readline, b""):
             request = json.loads(line)
-            if only_a_run:
-                threading.Thread(target=end_with_input, args=(request,), daemon=True).start()
-            say({"id": request["id"], **answer(request)})
-            if only_a_run:
-                return
+            say({"id": request["id"], **_caught(answer, request)})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] == ["run"])
+    main()

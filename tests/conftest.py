@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -30,9 +31,15 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):  # images set them, and hide what others meet
         os.environ.pop(name, None)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, when the library is imported; it retries for long
+    gc.disable()  # what is imported while tests are collected stays: to look through it took a quarter of that time
     config.pluginmanager.register(selection.Selection(config), "selection")
     config.pluginmanager.register(Costs(config), "costs")
     second_look.register(config)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -1,4 +1,4 @@
-"""ATIF-v1.7, Harbor's trajectory interchange format, with the tokens that were sampled and their log-probabilities.
+"""ATIF-v1.8, Harbor's trajectory interchange format, with the tokens that were sampled and their log-probabilities.
 
 Source: `harbor/models/trajectories/` of harbor 0.26.0, which takes ATIF-v1.0 to v1.8; RFC 0001 of the same project.
 """
@@ -16,7 +16,7 @@ from slime_swe.rollout.proxy.conversation import read_arguments
 from slime_swe.rollout.records import Record
 from slime_swe.rollout.turns import Call, Turn
 
-VERSION = "ATIF-v1.7"
+VERSION = "ATIF-v1.8"
 UNKNOWN = "unknown"  # the format wants the agent's version, which runs don't record
 
 
@@ -28,7 +28,7 @@ class Atif(Exporter):
     square of the turns. A turn that an earlier sample trains is copied context.
     """
 
-    what = "Harbor's ATIF-v1.7 with token ids and log-probabilities, a file for each sample"
+    what = "Harbor's ATIF-v1.8 with token ids and log-probabilities, a file for each sample"
     opened = "python -m harbor.utils.trajectory_validator {path}/FILE"
     needs_tokens = True
 

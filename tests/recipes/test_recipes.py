@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 
 import pytest
 
@@ -209,3 +210,10 @@ def test_any_module_on_the_path_is_a_recipe(tmp_path, monkeypatch):
     assert load_recipe("my_recipe").name == "mine"
     with pytest.raises(UserError, match="not dict"):
         load_recipe("bad_recipe")
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if load_recipe(name).engine == "slime"])
+@pytest.mark.parametrize("part", ["Tool calls: ", "Expect: "])
+def test_a_recipe_says_how_its_model_calls_tools_and_what_to_expect(name, part):
+    """Of the untrained model, or which recipe says so."""
+    assert f"\n{part}" in (import_module(f"slime_swe.recipes.{name}").__doc__ or "")

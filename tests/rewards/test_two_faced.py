@@ -103,7 +103,9 @@ async def test_without_values_luck_is_bounded(face):
         task = replace(task, workspace=Workspace(files), oracle=oracle)
         patch = two_faced(task, face)
         found = await played(lambda: outcome(patch, task))
-        assert found["solved"] <= 5, f"in 100 plays at once in {2 ** (FURTHER_RUNS + 1)}: {found}"
+        assert found["solved"] <= 5, (
+            f"in 100 plays, where a fair coin is right once in {2 ** (FURTHER_RUNS + 1)}: {found}"
+        )
         assert await outcome(GOLD_PATCH, task) == "solved"
 
 

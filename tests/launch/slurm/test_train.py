@@ -118,7 +118,7 @@ def test_a_preempted_run_goes_back_into_the_queue_and_on_from_there(cluster, sma
     "tests/launch/slurm/test_scripts.py::test_a_run_is_asked_to_save_and_is_stopped_where_time_is_up"
 )
 def test_a_run_that_is_requeued_twice_makes_no_finished_step_again(cluster, small, tmp_path):
-    """Each time within a step, as where a limit ends there: the step that runs ends, and the job goes back."""
+    """Each time it is asked within a step, as SLURM asks before a limit: that step ends, and the job goes back."""
     job = submit(cluster, tmp_path, *small, "run.num_rollouts=200")
     log, run = tmp_path / "job.log", tmp_path / "runs" / f"slurm-{job}"
     finished = list[list[int]]()

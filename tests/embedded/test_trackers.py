@@ -29,6 +29,7 @@ from slime_swe.errors import UserError
 from slime_swe.journal import Journal
 from tests.embedded.scripted import NoProgress, TinyEngine, make_args
 from tests.embedded.test_loop import lasting
+from tests.planted import ENVIRONMENT
 from tests.waiting import wait_for
 
 wandb = pytest.importorskip("wandb")
@@ -205,12 +206,16 @@ def test_wandb_without_a_key_is_refused_before_the_run(tmp_path, monkeypatch):
         require_account()
 
 
-def test_a_secret_of_the_environment_reaches_no_tracker(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOME_API_KEY", "planted-secret-1")
-    running = Trackers(["trackio"], Opening(tmp_path / "run", "p", {"note": "planted-secret-1"}))
-    running.log(0, {"a": 1.0}, [[0, "t", True, 1.0, "submitted", 3, "+key = planted-secret-1"]])
+@pytest.mark.parametrize("name", TRACKERS)
+def test_no_secret_of_the_environment_reaches_a_tracker(name, tmp_path, monkeypatch):
+    """One of each kind, in the configuration and in what is shown of an episode; as it is, and as JSON has it."""
+    for variable, value in ENVIRONMENT.items():
+        monkeypatch.setenv(variable, value)
+    text = "\n".join(f"{kind} of {value}" for kind, value in ENVIRONMENT.items())
+    running = Trackers([name], Opening(tmp_path / "run", "p", {"note": text}))
+    running.log(0, {"a": 1.0}, [[0, text, True, 1.0, "submitted", 3, f"+{text}"]])
     assert running.close() == {}
-    (logged,) = in_trackio("run")
-    assert logged[EPISODES]["_value"][0]["patch"] == "+key = [SOME_API_KEY redacted]"
-    written = b"".join(path.read_bytes() for path in (tmp_path / "trackio_dir").rglob("*") if path.is_file())
-    assert b"SOME_API_KEY redacted" in written and b"planted-secret-1" not in written
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert written.count(b"redacted]") >= len(ENVIRONMENT)
+    shown = (form for value in ENVIRONMENT.values() for form in (value, orjson.dumps(value).decode()[1:-1]))
+    assert not [form for form in shown if form.encode() in written]

@@ -27,11 +27,12 @@ from slime_swe.data_sources.factory.writing import requests_of, written_candidat
 from slime_swe.data_sources.registry import prepare_file, write_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
-from slime_swe.launch.episodes import Selected, read_episodes, select
+from slime_swe.launch.episodes import read_episodes, select
 from slime_swe.launch.extras import require
 from slime_swe.launch.factory import FactorySettings, Journal, Outcome, make
 from slime_swe.launch.factory.containers import write_harbor, write_swebench
 from slime_swe.launch.output import print_json, visible
+from slime_swe.launch.pass_rates import rates_in
 from slime_swe.launch.progress import Bar
 from slime_swe.launch.runs import find_run
 from slime_swe.redaction import secrets_of
@@ -150,25 +151,28 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 # A run or an evaluation gives the patches that agents wrote, and how often each task was solved.
-_EVERY = argparse.Namespace(
+_SOUND = argparse.Namespace(
     rollout=None, task=None, evaluation=None, solved=None, broken=False, min_reward=None, max_reward=None
 )
 
 
 def patches_of(run: str, runs: str) -> list[tuple[str, str]]:
     """Return (task's id, patch) of sound episodes with a patch. Raises `UserError` where infrastructure broke all."""
-    folder, journal, selected = _selected(run, runs)
+    folder = find_run(run, runs)
+    journal, selected = select(folder, _SOUND)
+    if not selected:
+        raise UserError(f"{journal} has no episode that infrastructure did not break")
     episodes = read_episodes(folder, journal, selected, secrets_of(os.environ))
     return [(episode.task, episode.patch) for episode in episodes if episode.patch]
 
 
 def solve_rates(run: str, runs: str) -> dict[str, float]:
     """Return the share of each task's sound episodes that solved it, by id. Raises `UserError` where there are none."""
-    _, _, selected = _selected(run, runs)
-    episodes = {(one.dataset, one.rollout, one.task, one.trajectory, one.index): one for _, one in selected}
-    played = Counter(one.task for one in episodes.values())
-    solved = Counter(one.task for one in episodes.values() if one.outcome == "solved")
-    return {name: solved[name] / count for name, count in played.items() if name is not None}
+    folder = find_run(run, runs)
+    rates, _ = rates_in([folder], None)
+    if not any(rate.episodes for rate in rates.values()):
+        raise UserError(f"{folder} has no episode that infrastructure did not break")
+    return {task: float(rate.share) for task, rate in rates.items() if rate.episodes}
 
 
 def with_rate(task: Task, rate: float | None) -> Task:
@@ -177,11 +181,3 @@ def with_rate(task: Task, rate: float | None) -> Task:
         return task
     found: Mapping[str, object] = {**task.metadata, "solve_rate": round(rate, 4), "difficulty": by_solve_rate(rate)}
     return replace(task, metadata=found)
-
-
-def _selected(run: str, runs: str) -> tuple[Path, Path, Selected]:
-    folder = find_run(run, runs)
-    journal, selected = select(folder, _EVERY)
-    if not selected:
-        raise UserError(f"{journal} has no episode that infrastructure did not break")
-    return folder, journal, selected

@@ -13,15 +13,19 @@ import orjson
 import pytest
 
 from slime_swe import files
+from slime_swe.data_sources.factory.tasks import by_solve_rate
 from slime_swe.data_sources.factory.writing import written_candidates
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import HarnessOracle
 from slime_swe.launch.cli import run
+from slime_swe.launch.commands.make_tasks import patches_of, solve_rates, with_rate
 from slime_swe.launch.factory import FactorySettings, Journal, make
 from slime_swe.launch.factory.verdict import verdict
 from slime_swe.patches import apply_patch, make_patch
 from slime_swe.rewards.grade import grade
 from slime_swe.rewards.validation import Status, validate
+from slime_swe.rollout.journals import read_records
+from slime_swe.rollout.records import EPISODES, trajectories
 from slime_swe.sandbox import SandboxPool
 from tests.data_sources.factory import shop
 
@@ -283,3 +287,19 @@ async def test_what_an_agent_wrote_becomes_a_task(tmp_path, monkeypatch):
     assert (task.source, task.metadata["kind"], outcome.checked) == ("factory-written", "written_fault", 1)
     assert task.oracle.fail_to_pass == ("tests/test_core.py::test_a_discount_is_never_more",)
     assert task.statement.startswith("1 of the tests of shop fails since its last change.")
+
+
+def test_a_run_gives_each_episode_s_patch_once_and_how_often_its_task_was_solved(recorded):
+    records = [*read_records(recorded / EPISODES)]
+    episodes = trajectories(records)
+    sound = [segments[0] for segments in episodes if not segments[0].broken]
+    assert sorted(patches_of(str(recorded), "runs")) == sorted(
+        (record.task, record.episode.patch) for record in sound if record.episode.patch
+    )
+    solved = {task: [record.solved for record in sound if record.task == task] for task in {r.task for r in sound}}
+    rates = solve_rates(str(recorded), "runs")
+    assert rates == {task: sum(found) / len(found) for task, found in solved.items()}
+    assert 0 < len(sound) < len(episodes) < len(records), "one is broken, and another has two samples"
+    (task,) = load_tasks("synthetic:train?limit=1")
+    assert with_rate(task, None) == task
+    assert with_rate(task, 0.25).metadata.items() >= {"solve_rate": 0.25, "difficulty": by_solve_rate(0.25)}.items()

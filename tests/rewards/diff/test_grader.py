@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from slime_swe.data_sources.diff import DiffOracle
+from slime_swe.data_sources.diff import REWARDS, DiffOracle
+from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import Image, Task, Workspace
 from slime_swe.errors import UserError
 from slime_swe.patches import MAX_PATCH_BYTES, make_patch
@@ -56,6 +57,13 @@ async def test_the_gold_patch_solves_and_no_patch_does_not(reward):
     assert (await validate(task(reward), None)).status is Status.SOUND
     assert [(await graded(GOLD, reward, mode)).value for mode in ("plus_minus", "binary", "fraction")] == [1, 1, 1]
     assert Task.from_dict(task(reward).to_dict()) == task(reward)
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+@pytest.mark.parametrize("split", ["train", "heldout", "unseen"])
+async def test_the_generated_tasks_validate_themselves(split, reward):
+    found = [await validate(task, None, 1) for task in load_tasks(f"diff:{split}/{reward}")[:24]]
+    assert {finding.status for finding in found} == {Status.SOUND}
 
 
 async def test_swe_rl_is_the_mean_over_the_files_that_either_patch_changes():

@@ -109,7 +109,8 @@ class Play:
 
     sample: as the data source gave it. finished: what the generate hook made of it, which is kept until it is graded.
     sound: the same, graded. causes: what broke each try at it or at its grading. tries: how many of these broke since
-    it is finished, if it is. broken_since: when the first of them broke, in the loop's time.
+    it is finished, if it is; during an outage those of its group's others count while it waits for its turn (`waits`).
+    broken_since: when the first of them broke, in the loop's time.
     """
 
     sample: Sample
@@ -118,6 +119,7 @@ class Play:
     causes: list[str] = field(default_factory=list)
     tries: int = 0
     broken_since: float = math.inf
+    waits: bool = False
     gave_up: bool = False  # where its group had too few sound episodes
 
 
@@ -187,7 +189,7 @@ class Player:
             return play.sound
         played: Played = []
         while True:
-            await self._turn(graded=play.finished is not None)
+            await self._turn(play, group)
             if played and play.tries and any(each.gave_up for each in group):
                 break
             if play.finished is None:
@@ -291,17 +293,22 @@ class Player:
             # Where most of a group is sound, what is not may be what can't be played: that tells of no outage.
             lost = sum(each.sound is not None for each in group) < LEAST_SOUND
             outage.broken((evaluation, play.sample.group_index) if lost else None, begun, _now(), why)
+            for each in group:  # each would have broken too, and has to wait up to a minute for a turn of its own
+                each.tries += each.waits and (each.finished is not None) == graded
         else:
             outage.sound(begun)
         self._say_outage(outage, graded, why)
         return played
 
-    async def _turn(self, *, graded: bool) -> None:
-        """Wait until a try may begin."""
+    async def _turn(self, play: Play, group: Sequence[Play]) -> None:
+        """Wait until a try may begin, or the group gives up."""
+        graded = play.finished is not None
         outage = self.outages.of(graded=graded)
-        while seconds := outage.wait(_now()):
+        play.waits = True
+        while not any(each.gave_up for each in group) and (seconds := outage.wait(_now())):
             await asyncio.sleep(seconds)
             self._say_outage(outage, graded)
+        play.waits = False
 
     def _say_outage(self, outage: Outage, graded: bool, why: str = "") -> None:
         """Log that an outage has begun, or ended."""

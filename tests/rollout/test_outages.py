@@ -184,6 +184,29 @@ def test_an_episode_that_alone_can_not_be_played_is_given_up_after_half_of_the_l
     assert 1.5 * 3600.0 <= simulate(run()) < 1.5 * 3600.0 + LONGEST
 
 
+def test_groups_that_alone_can_not_be_played_give_way_and_end_no_run(tmp_path):
+    """Two of a batch, and all others of it begin before these break: one try speaks for its group, which is put off."""
+    machines = Machines("", 0.0, 0.0)
+
+    async def generate(args: Namespace, sample: Sample, params: dict) -> Sample:
+        if sample.group_index not in (0, 1):
+            return await machines.generate(args, sample, params)
+        machines.tries += 1
+        await asyncio.sleep(0.1)
+        write_failure(sample, "sandbox_error", "no such image")
+        return sample
+
+    async def run() -> float:
+        made, source = make(tmp_path, Played(), batch=4, slots=4 * SIZE)
+        player = Player(made.player.args, RolloutHooks(generate, machines.reward, None))
+        rollout = await Driver(player, DynamicSampling(4, 1.0)).collect(source, 0)
+        assert [flatten(group)[0].group_index for group in rollout.kept] == [2, 3, 4, 5]
+        return asyncio.get_running_loop().time()
+
+    assert simulate(run()) < 2 * LONG + 600.0
+    assert machines.tries < 2 * SIZE * TRIES
+
+
 def test_gradings_that_a_machine_breaks_are_no_outage_of_one_group_and_cost_no_other(tmp_path):
     """Two of a group can't be graded: a grading that began later is sound, so they are not waited for."""
     machines = Machines("", 0.0, 0.0)

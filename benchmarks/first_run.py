@@ -5,10 +5,10 @@
 - `PHASE_s`: seconds of the run's clock, as its summary has them. Sampling and sandboxes overlap in a rollout; the
   summary shares its time out by what the episodes waited for.
 - `cpu_PROCESS_s`: processor seconds of the training process, of the embedded server, and of all else that the run
-  starts: sandboxes, and the commands in them. By the last look at each, half a second before its end at most.
+  starts: sandboxes, and the commands in them. By the last look at each, which is about half a second before its end.
 - `core_N_percent`: how much of the wall time the core was in use, by the run or by others. Where all are near 100, a
   schedule that lets phases overlap gains nothing: only less work does.
-- `cpu_ms_per_episode`: of all processes, for each episode of a rollout or an evaluation, without training and start.
+- `cpu_ms_per_episode`: `cpu_s` over the episodes of rollouts and evaluations, training and start included.
 
 `--check` compares with a fixed computation in this process.
 """
@@ -60,7 +60,7 @@ async def measure(rollouts: int, seed: int) -> Figures:
         **{f"cpu_{name}_s": seconds for name, seconds in seen.items()},
         **{f"core_{number}_percent": 100 * share for number, share in enumerate(in_use)},
         "episodes": episodes,
-        "cpu_ms_per_episode": 1e3 * (seen.total() - phases["training"] - phases["startup"]) / episodes,
+        "cpu_ms_per_episode": 1e3 * seen.total() / episodes,
         "yardstick_s": _yardstick(),
     }
 

@@ -51,7 +51,7 @@ from slime_swe.rollout.records import EVALUATIONS, Record, is_broken, trajectori
 
 PROBE, TASK_FILE = "probe.json", "tasks.jsonl"
 SET = "probe"  # the set's name in the journal
-PATIENCE = 60.0  # seconds of an outage: a first look waits for no more
+PATIENCE = 60.0  # seconds of an outage, after which a first look ends with the next try that breaks
 
 
 @dataclass(frozen=True)

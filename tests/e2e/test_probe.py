@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slime_swe.launch.config import read_recipe
+from slime_swe.launch.probe import PATIENCE
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -21,6 +24,7 @@ def test_the_seed_policy_is_found_to_act(cli, task_files, tmp_path):
     assert (found["tasks"], found["samples"], found["episodes"]) == (3, 1, 3)
     assert found["acts"] and found["with_call"] > 0 and found["turns"] == sum(turns_of(folder))
     assert found["cached"] > 0
+    assert read_recipe(folder / "recipe.yaml").rollout.outage_limit == PATIENCE, "it waits no hour for what is broken"
     assert f"slime-swe episodes {Path('runs') / folder.name}" in result.stdout
     again = cli("probe", *words, "--output", str(folder))
     assert again.returncode == 2 and "give a new folder" in again.stderr

@@ -184,12 +184,13 @@ def test_an_episode_that_alone_can_not_be_played_is_given_up_after_half_of_the_l
     assert 1.5 * 3600.0 <= simulate(run()) < 1.5 * 3600.0 + LONGEST
 
 
-def test_groups_that_alone_can_not_be_played_give_way_and_end_no_run(tmp_path):
-    """Two of a batch, and all others of it begin before these break: one try speaks for its group, which is put off."""
+@pytest.mark.parametrize("alone", [2, 8])
+def test_groups_that_alone_can_not_be_played_give_way_and_end_no_run(tmp_path, alone):
+    """All others of the batch begin before these break: one try speaks for its group, which is put off."""
     machines = Machines("", 0.0, 0.0)
 
     async def generate(args: Namespace, sample: Sample, params: dict) -> Sample:
-        if sample.group_index not in (0, 1):
+        if sample.group_index >= alone:
             return await machines.generate(args, sample, params)
         machines.tries += 1
         await asyncio.sleep(0.1)
@@ -197,14 +198,15 @@ def test_groups_that_alone_can_not_be_played_give_way_and_end_no_run(tmp_path):
         return sample
 
     async def run() -> float:
-        made, source = make(tmp_path, Played(), batch=4, slots=4 * SIZE)
+        batch = alone + 2
+        made, source = make(tmp_path, Played(), batch=batch, slots=batch * SIZE)
         player = Player(made.player.args, RolloutHooks(generate, machines.reward, None))
-        rollout = await Driver(player, DynamicSampling(4, 1.0)).collect(source, 0)
-        assert [flatten(group)[0].group_index for group in rollout.kept] == [2, 3, 4, 5]
+        rollout = await Driver(player, DynamicSampling(batch, 1.0)).collect(source, 0)
+        assert [flatten(group)[0].group_index for group in rollout.kept] == [*range(alone, alone + batch)]
         return asyncio.get_running_loop().time()
 
     assert simulate(run()) < 2 * LONG + 600.0
-    assert machines.tries < 2 * SIZE * TRIES
+    assert machines.tries < alone * SIZE * TRIES
 
 
 def test_gradings_that_a_machine_breaks_are_no_outage_of_one_group_and_cost_no_other(tmp_path):

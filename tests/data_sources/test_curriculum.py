@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slime_swe.data_sources.curriculum import Curriculum, CurriculumSettings
-from slime_swe.data_sources.slime_plugin import TaskDataSource
+from slime_swe.data_sources.slime_plugin import Curriculum, CurriculumSettings, TaskDataSource
 from slime_swe.errors import UserError
 from tests.data_sources.test_slime_plugin import ids, make_args, mixed, set_of
 

@@ -53,7 +53,7 @@ from slime_swe.rollout.evaluation import as_slime, evaluate, limits, load_evalua
 from slime_swe.rollout.hooks import RolloutHooks, optional_hook, required_hook
 from slime_swe.rollout.journals import TRAINED, append_trained
 from slime_swe.rollout.loop_scope import gate_of_loop
-from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, paced, rollout_record
+from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, rollout_record
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, episode_of, flatten, trajectories
 from slime_swe.rollout.retention import best_rollout
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES, SYNC
@@ -185,7 +185,7 @@ class _Loop:
             await self.sync(rollout_id)
         record = rollout_record(rollout_id, self.attempt.number, metrics, self._seconds_since_recorded())
         self._record(record, shown)
-        self.progress.on_step(rollout_id, paced(record, carries=self.schedule.carries))
+        self.progress.on_step(record)
         interval, done = self.args.eval_interval, rollout_id + 1
         if interval and done % interval == 0 and done < self.args.num_rollout:
             await self.evaluate(rollout_id, "during")
@@ -292,7 +292,7 @@ class Progress(Protocol):
 
     def on_episode(self, evaluation: str, done: int, total: int) -> None: ...
 
-    def on_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None: ...
+    def on_step(self, record: Mapping[str, Any]) -> None: ...
 
     def on_eval(self, name: str, metrics: Mapping[str, Any]) -> None: ...
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from slime_swe.files import replace_file, writing
+from slime_swe.rollout.alarms import Alarms
 from slime_swe.rollout.episode import StopReason
 from slime_swe.rollout.evaluation import limits
 from slime_swe.rollout.metrics import compare, why_untrained
@@ -58,6 +59,7 @@ def summarize(
         "reward_per_step": [step.get("reward") for step in steps],
         "solve_rate_per_step": [step.get("solve_rate") for step in steps],
         "nothing_trained_because": why_untrained(steps) or None,
+        "alarms": Alarms.of(getattr(args, "swe_alarms", {}), steps).as_json(),
         "infrastructure_failures": sum(step["infrastructure_failures"] for step in steps),
         "logprob_diff_max": max(
             (step["logprob_diff_max"] for step in steps if "logprob_diff_max" in step), default=None

@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +21,9 @@ from rich.table import Table
 from slime_swe.launch.evaluation import in_words
 from slime_swe.launch.output import duration, print_json, rate, sparkline, table_console
 from slime_swe.recipes.base import Recipe
-from slime_swe.rollout.metrics import Untrained, why_untrained
+from slime_swe.rollout.alarms import Alarms
+from slime_swe.rollout.metrics import Untrained, paced, why_untrained
+from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 from slime_swe.status import StatusFile
 
 # metric -> how a person reads it; a metric that a step does not have is left out
@@ -97,14 +100,15 @@ class RunProgress(Bar):
     ) -> None:
         super().__init__("starting", recipe.run.num_rollouts, console)
         self._status, self._clock = status, clock
+        self._carries, self._limits = SCHEDULES[recipe.rollout.schedule].carries, asdict(recipe.alarms)
         self._rewards: list[float] = []
         self.on_attempt()
         self.say(f"{recipe.name} · {folder}")
 
     def on_attempt(self) -> None:
-        """Take pace and rollouts in a row anew: the next rollout is the first of its process."""
+        """Take pace, rollouts in a row and alarms anew: the next rollout is the first of its process."""
         self._first: tuple[int, float] | None = None  # rollout of this process, and when it was done
-        self._untrained = Untrained()
+        self._untrained, self._alarms = Untrained(), Alarms(self._limits)
 
     def on_phase(self, name: str) -> None:
         if self._status is not None:
@@ -122,8 +126,10 @@ class RunProgress(Bar):
         if not self._console.is_terminal and quarter(done, total):
             self.say(f"evaluating {evaluation} {done}/{total}")
 
-    def on_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
-        done, now = rollout_id + 1, self._clock()
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        """Show a rollout's line of `metrics.jsonl`."""
+        metrics = paced(record, carries=self._carries)
+        done, now = record["rollout_id"] + 1, self._clock()
         self._bar.update(self._task, completed=done)
         left = remaining(self._first, (done, now), self.total)
         self._first = self._first or (done, now)
@@ -132,7 +138,7 @@ class RunProgress(Bar):
         ending = "" if left is None else f" · {duration(left)} left"
         nothing = " · trained nothing" if why_untrained([metrics]) else ""
         self.say(f"rollout {done}/{self.total} · {describe(metrics)}{nothing}{ending}")
-        for said in (self._untrained.add(metrics), metrics.get("warning")):
+        for said in (self._untrained.add(metrics), metrics.get("warning"), *self._alarms.add(record)):
             if said:
                 self.say(said)
 
@@ -224,6 +230,14 @@ def evaluation_sets(summary: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def held(alarm: Mapping[str, Any]) -> str:
+    """Write from when to when an alarm of a summary held, and how far it went."""
+    name, first, last, worst, limit = (alarm[key] for key in ("name", "first", "last", "worst", "limit"))
+    rollouts = f"rollout {first}" if first == last else f"rollouts {first} to {last}"
+    bounds = f"{worst:.0f} times, limit {limit:g}" if name == "stall" else f"up to {worst:.0%}, limit {limit:.0%}"
+    return f"{name}: {rollouts}, {bounds}"
+
+
 def _closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     rewards = [reward for reward in summary.get("reward_per_step", ()) if reward is not None]
     phases = [
@@ -241,6 +255,8 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     lines.append(f"time  {duration(summary['wall_seconds'])}: " + ", ".join(f"{n} {s:.1f} s" for n, s in phases))
     for name, why in (summary.get("trackers_lost") or {}).items():
         lines.append(f"{name} was lost and lacks figures, which metrics.jsonl has  {why}")
+    for alarm in summary.get("alarms") or ():
+        lines.append(f"alarm  {held(alarm)}")
     if summary.get("infrastructure_failures"):
         lines.append(f"episodes that infrastructure broke, not trained on  {summary['infrastructure_failures']}")
     return [*lines, f"run  {folder}"]

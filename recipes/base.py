@@ -527,6 +527,26 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Alarms:
+    """The limits above which a run warns. A share is the mean of the last five rollouts, and 1 raises no alarm. The
+    values are those of miles' dashboard.
+
+    broken: share of the episodes that infrastructure broke.
+    truncated: share of the episodes that a limit ended: turns, context, tokens of a reply, time.
+    uninformative: share of the groups whose episodes all solved their task, or none, so that they teach nothing.
+    lost_prefixes: share of the prompt tokens that an engine had in its cache, and computed again.
+    stall: how often the median of the rollouts before a rollout takes, where it takes half an hour at least; 0 raises
+        none.
+    """
+
+    broken: Rate = 0.05
+    truncated: Rate = 0.25
+    uninformative: Rate = 0.5
+    lost_prefixes: Rate = 0.5
+    stall: Weight = 6.0
+
+
+@dataclass(frozen=True)
 class WarmStart:
     """Supervised training on recorded episodes, before the first rollout.
 
@@ -599,6 +619,7 @@ class Recipe:
     serving: Serving = field(default_factory=Serving)
     reward: Reward = field(default_factory=Reward)
     algorithm: Algorithm = field(default_factory=Algorithm)
+    alarms: Alarms = field(default_factory=Alarms)
     warm_start: WarmStart = field(default_factory=WarmStart)
     slime: Slime = field(default_factory=Slime)
     forecast: Forecast = field(default_factory=Forecast)

@@ -19,6 +19,7 @@ What it changes from GRPO as published (DeepSeekMath, arXiv:2402.03300), and why
 from __future__ import annotations
 
 from slime_swe.recipes.base import (
+    Alarms,
     Algorithm,
     Cluster,
     Data,
@@ -85,5 +86,6 @@ def recipe() -> Recipe:
             rollout_logprobs=True,
         ),
         optimizer=Optimizer(lr=1.2e-3, schedule="linear", beta1=0.9, beta2=0.95, weight_decay=0.0, clip_grad=1.0),
+        alarms=Alarms(uninformative=0.9),  # in the end most groups are solved by all, which is the aim
         run=Run(num_rollouts=48, seed=0),
     )

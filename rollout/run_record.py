@@ -14,13 +14,13 @@ from typing import Any
 
 from slime_swe.dotted import load_object
 from slime_swe.files import append, writing
+from slime_swe.rollout.alarms import Alarms
 from slime_swe.rollout.collect import Rollout
 from slime_swe.rollout.evaluation import limits
 from slime_swe.rollout.json_lines import encoded
 from slime_swe.rollout.logprob_gap import Gap, GapAlarm
 from slime_swe.rollout.metrics import (
     GAP_BEFORE,
-    PREFIX_LOST,
     Untrained,
     episode_metrics,
     evaluation_metrics,
@@ -33,7 +33,6 @@ from slime_swe.sample import Sample
 from slime_swe.status import StatusFile
 
 _log = logging.getLogger(__name__)
-MOSTLY_LOST = 0.5  # of the prompt tokens
 
 
 class RunRecord:
@@ -44,7 +43,8 @@ class RunRecord:
         self.args, self.folder = args, Path(args.swe_run_dir)
         self.attempt = getattr(args, "swe_attempt", None) or 1
         self.status = StatusFile(self.folder, self.attempt)
-        self._untrained, self._alarm = Untrained(), GapAlarm()
+        self._untrained, self._gap_alarm = Untrained(), GapAlarm()
+        self._alarms = Alarms(getattr(args, "swe_alarms", {}))
         self._recorded = time.perf_counter()
 
     def on_rollout(self, rollout_id: int, rollout: Rollout, seconds: float, gap: Gap | None = None) -> dict[str, float]:
@@ -60,9 +60,9 @@ class RunRecord:
             _log.warning("rollout %d trains nothing", rollout_id + 1)
         if said := self._untrained.add(record):
             _log.warning("%s", said)
-        if figures.get(PREFIX_LOST, 0.0) > MOSTLY_LOST:
-            _log.warning("%s", _why_lost(rollout_id, figures[PREFIX_LOST], rollout.admitted))
-        if gap is not None and (warning := self._alarm.add(gap)):
+        for said in self._alarms.add(record):
+            _log.warning("%s", said)
+        if gap is not None and (warning := self._gap_alarm.add(gap)):
             _log.warning("%s", warning)
             record = {**record, "warning": warning}
         self._append(record)
@@ -90,15 +90,6 @@ class RunRecord:
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 append(path, encoded(record))
-
-
-def _why_lost(rollout_id: int, share: float, admitted: int) -> str:
-    return (
-        f"rollout {rollout_id + 1}: {share:.0%} of the prompt tokens were computed again, although an engine had them "
-        f"of the turn before. {admitted} episodes at once are admitted: set a lower serving.concurrency, or "
-        "give the cache more room (serving.mem_fraction, serving.gpus_per_engine). With serving.dp_attention=true see "
-        "that the router passes routed_dp_rank on, which sends an episode's turns to the GPU that has its prefix"
-    )
 
 
 def evaluated_after(folder: Path, rollout_id: int) -> int:

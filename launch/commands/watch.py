@@ -33,9 +33,8 @@ from slime_swe.launch.progress import RunProgress, say_untrained, show_summary
 from slime_swe.launch.runs import RECIPE_FILE, find_run, to_go_on
 from slime_swe.launch.slime.paths import DRIVERS
 from slime_swe.recipes.base import Recipe
-from slime_swe.rollout.metrics import paced, seconds_of, why_untrained
+from slime_swe.rollout.metrics import seconds_of, why_untrained
 from slime_swe.rollout.records import METRICS
-from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 from slime_swe.saving import TRY_AGAIN
 from slime_swe.status import Status, read_status
 
@@ -120,7 +119,6 @@ class AsLines:
         self._seconds = 0.0  # of the run, up to the last record
         self._attempt: int | None = None  # of that
         self._steps: list[Mapping[str, Any]] = []
-        self._carries = SCHEDULES[recipe.rollout.schedule].carries
 
     def on_attempt(self, state: RunState) -> None:
         process = state.process
@@ -141,7 +139,7 @@ class AsLines:
             self.progress.on_attempt()
         if record["kind"] == "train":
             self._steps.append(record)
-            self.progress.on_step(record["rollout_id"], paced(record, carries=self._carries))
+            self.progress.on_step(record)
         else:
             figures = {name: value for name, value in record.items() if name != "seconds"}
             self.progress.on_eval(f"{record['name']} {record['moment']}", figures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar
@@ -14,7 +15,7 @@ from slime_swe.launch.engines import WHOLE_WEIGHTS, Engine, Start
 from slime_swe.launch.model import checkpoint_folder, converted_folder
 from slime_swe.launch.output import print_json
 from slime_swe.launch.plan.plan import fit
-from slime_swe.launch.progress import EVALUATED_ONLY, say_untrained
+from slime_swe.launch.progress import EVALUATED_ONLY, held, say_untrained
 from slime_swe.launch.slime import flags
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.paths import CHECKPOINTS, EXPORTS, cut_back
@@ -23,6 +24,7 @@ from slime_swe.launch.slime.upstream import SLIME, Upstream
 from slime_swe.recipes import rules
 from slime_swe.recipes.base import Data, Recipe
 from slime_swe.recipes.checks import Violation, not_fixed
+from slime_swe.rollout.alarms import Alarms
 from slime_swe.rollout.metrics import why_untrained
 from slime_swe.rollout.records import METRICS
 from slime_swe.rollout.retention import INDEX, last_saved
@@ -80,11 +82,16 @@ class Slime(Engine):
         if start.resume:
             cut_back(folder, own_state=recipe.data.source == Data.source)
         code = run_job(self.job(recipe, folder, resume=start.resume), recipe, folder)
-        why = why_untrained([line for line in Journal(folder / METRICS).read() if line["kind"] == "train"])
+        steps = [line for line in Journal(folder / METRICS).read() if line["kind"] == "train"]
+        why, alarms = why_untrained(steps), Alarms.of(asdict(recipe.alarms), steps).as_json()
         if start.as_json:
-            print_json({"run": str(folder), "exit_code": code, "nothing_trained_because": why or None})
+            print_json(
+                {"run": str(folder), "exit_code": code, "nothing_trained_because": why or None, "alarms": alarms}
+            )
         elif not recipe.run.num_rollouts:
             print(EVALUATED_ONLY)
+        for alarm in () if start.as_json else alarms:
+            print(f"alarm  {held(alarm)}")
         say_untrained(why)
         return code
 

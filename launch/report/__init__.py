@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -24,12 +24,14 @@ from slime_swe.launch.config import read_recipe
 from slime_swe.launch.episodes import RecordedEpisode
 from slime_swe.launch.evaluation import read_evaluation
 from slime_swe.launch.extras import require
+from slime_swe.launch.progress import held
 from slime_swe.launch.report.charts import Segments, group_kind, groups_of, moment_figures, run_charts
 from slime_swe.launch.report.detail import COLUMNS, ShownTokens, decoder_of, detail_of, row_of, shown_tokens
 from slime_swe.launch.report.page import Shards
 from slime_swe.launch.runs import RECIPE_FILE
 from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets, redacted
+from slime_swe.rollout.alarms import Alarms
 from slime_swe.rollout.journals import TRAINED, TrainedSample, TrainedSamples, read_record
 from slime_swe.rollout.json_lines import Place
 from slime_swe.rollout.metrics import GAP_BEFORE, INFORMATIVE
@@ -91,7 +93,8 @@ def collect(folder: Path, name: str, into: Collected) -> None:
         if GAP_BEFORE in line and number - 1 in by_rollout:
             by_rollout[number - 1].setdefault("logprob_diff_mean", line[GAP_BEFORE])
     into.trainer[name] = redacted([*by_rollout.values()], into.secrets)
-    into.runs.append(_run(name, folder, recipe, endpoint, into.moments[moments:], into.secrets))
+    alarms = Alarms.of(asdict(recipe.alarms), map(_numbers, by_rollout.values())).as_json()
+    into.runs.append(_run(name, folder, recipe, endpoint, into.moments[moments:], alarms, into.secrets))
     into.notes += [redacted(f"{name}: {note}", into.secrets) for note in notes]
 
 
@@ -187,6 +190,16 @@ def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return found
 
 
+NESTED = ("seconds", "serving")  # figures of a line that are objects of figures
+
+
+def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a line that are what they should be: in a damaged run not all are."""
+    nested = {name: _numbers(line[name]) for name in NESTED if isinstance(line.get(name), dict)}
+    plain = {name: value for name, value in line.items() if name not in NESTED and isinstance(value, int | float)}
+    return plain | nested
+
+
 class _Skipped:
     """The lines of a file that are left out."""
 
@@ -235,7 +248,13 @@ def _has_tokens(segments: Segments, informative: set[int], into: Collected) -> b
 
 
 def _run(
-    name: str, folder: Path, recipe: Recipe, endpoint: str, moments: Iterable[Mapping[str, Any]], secrets: Secrets
+    name: str,
+    folder: Path,
+    recipe: Recipe,
+    endpoint: str,
+    moments: Iterable[Mapping[str, Any]],
+    alarms: Sequence[Mapping[str, Any]],
+    secrets: Secrets,
 ) -> dict[str, Any]:
     """Return the facts at the top of the page."""
     training = [moment for moment in moments if moment["set"] == "train"]
@@ -246,6 +265,7 @@ def _run(
         "engine": endpoint or recipe.engine,
         "agent": recipe.rollout.agent,
         "recipe_file": (folder / RECIPE_FILE).read_text("utf-8"),
+        "alarms": [{"held": held(alarm), "said": alarm["said"]} for alarm in alarms],
     }
     return redacted(facts, secrets) | {
         "rollouts": len(training),

@@ -29,9 +29,8 @@ from slime_swe.launch.slime_cpu.process import follow
 from slime_swe.launch.slime_cpu.render import render
 from slime_swe.recipes.base import SGLANG, Data, Recipe
 from slime_swe.rollout.journals import read_records
-from slime_swe.rollout.metrics import GAP_BEFORE, depends_on_timing, episode_metrics, evaluation_metrics, paced
+from slime_swe.rollout.metrics import GAP_BEFORE, depends_on_timing, episode_metrics, evaluation_metrics
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, Record
-from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 from slime_swe.saving import raise_if_stopped
 
 Scalars = Mapping[str, Mapping[int, float]]  # SLiME's name of a figure -> step -> value
@@ -90,7 +89,6 @@ class Monitor:
 
     def __init__(self, recipe: Recipe, folder: Path, progress: RunProgress) -> None:
         self.recipe, self.folder, self.progress = recipe, folder, progress
-        self.carries = SCHEDULES[recipe.rollout.schedule].carries
         self.shown, self.size = 0, -1  # records, bytes
 
     def poll(self) -> None:
@@ -109,7 +107,7 @@ class Monitor:
             replace_file(self.folder / METRICS, b"".join(orjson.dumps(record) + b"\n" for record in records))
         for record in records[self.shown :]:
             if record["kind"] == "train":
-                self.progress.on_step(record["rollout_id"], paced(record, carries=self.carries))
+                self.progress.on_step(record)
             else:
                 self.progress.on_eval(f"{record['name']} {record['moment']}", record)
         self.shown = len(records)

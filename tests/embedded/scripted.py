@@ -36,8 +36,8 @@ class NoProgress:
     def on_episode(self, evaluation, done, total):
         self.phases.append(f"{evaluation} {done}/{total}")
 
-    def on_step(self, rollout_id, metrics):
-        self.steps.append((rollout_id, dict(metrics)))
+    def on_step(self, record):
+        self.steps.append((record["rollout_id"], dict(record)))
 
     def on_eval(self, name, metrics):
         self.evals.append(name)

@@ -127,8 +127,8 @@ def test_resume_after_any_step_equals_the_uninterrupted_run(tiny_checkpoint, tmp
     train(whole, NoProgress())
 
     class Interrupt(NoProgress):
-        def on_step(self, rollout_id, metrics):  # step's records are written, its checkpoint is not
-            if rollout_id == self.at:
+        def on_step(self, record):  # step's records are written, its checkpoint is not
+            if record["rollout_id"] == self.at:
                 raise KeyboardInterrupt
 
     args = make_args(tiny_checkpoint, tmp_path / "parts" / "run", **engine.address)
@@ -403,7 +403,7 @@ def test_a_run_whose_folder_another_one_took_stops_before_it_writes_there(tiny_c
     run_dir = tmp_path / "run"
 
     class Replace(NoProgress):
-        def on_step(self, rollout_id, metrics):
+        def on_step(self, record):
             shutil.rmtree(run_dir)
             run_dir.mkdir()
             (run_dir / ATTEMPTS).touch()

@@ -52,7 +52,7 @@ def test_summary():
     assert summary.keys() == expected | {
         "heldout_paired", "unseen_bug_class_paired", "reward_per_step", "solve_rate_per_step",
         "nothing_trained_because", "infrastructure_failures", "logprob_diff_max", "wall_seconds", "seconds_by_phase",
-        "seed", "max_turns", "max_context", "num_rollouts", "episodes_per_rollout", "run_dir",
+        "alarms", "seed", "max_turns", "max_context", "num_rollouts", "episodes_per_rollout", "run_dir",
     }  # fmt: skip
     assert summary["heldout_solve_rate_before"] == 0.25 and summary["heldout_solve_rate_after"] == 0.75
     assert summary["unseen_bug_class_solve_rate_after"] == 0.5

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,17 @@ from slime_swe.launch.progress import (
     remaining,
     show_summary,
 )
+from slime_swe.recipes.base import Alarms
 from slime_swe.recipes.registry import load_recipe
 
-STEP = {"reward": 0.25, "solve_rate": 0.625, "turns": 5.04, "tokens_per_second": 12345.6, "seconds": 6.12, "other": 1}
+STEP = {
+    "reward": 0.25, "solve_rate": 0.625, "turns": 5.04, "episodes": 2.0, "sampled_tokens": 12345.6,
+    "seconds": {"generation": 2.0, "total": 6.12}, "other": 1,
+}  # fmt: skip
+
+
+def step(rollout_id: int, **changes) -> dict:
+    return {"rollout_id": rollout_id, **STEP, **changes}
 
 
 @pytest.fixture
@@ -37,8 +46,8 @@ def test_plain_lines_where_there_is_no_terminal(recipe):
     with RunProgress(recipe, Path("runs/a"), Console(file=out, width=40)) as progress:
         progress.on_phase("generation")
         progress.on_eval("heldout", {"solve_rate": 0.5})
-        progress.on_step(0, STEP)
-        progress.on_step(1, STEP)
+        progress.on_step(step(0))
+        progress.on_step(step(1))
     lines = out.getvalue().splitlines()
     total = recipe.run.num_rollouts
     assert lines[0] == "tiny_cpu · runs/a"
@@ -52,7 +61,7 @@ def test_a_terminal_has_a_bar_below_the_lines_with_phase_count_and_reward(recipe
     out = io.StringIO()
     with RunProgress(recipe, Path("runs/a"), Console(file=out, force_terminal=True, width=100)) as progress:
         for rollout_id in range(3):
-            progress.on_step(rollout_id, STEP | {"reward": rollout_id})
+            progress.on_step(step(rollout_id, reward=rollout_id))
         progress.on_phase("training")
     text = out.getvalue()
     assert "starting" in text and ("training ▁▅█" in text or "training ▁▄█" in text)
@@ -62,12 +71,13 @@ def test_a_terminal_has_a_bar_below_the_lines_with_phase_count_and_reward(recipe
 def test_three_rollouts_in_a_row_that_train_nothing_are_warned_of(recipe):
     groups = {"groups": 16.0, "groups/informative": 1.0, "groups/all_unsolved": 15.0}
     counts = groups | {"episodes": 128.0, "infrastructure_failures": 2.0}
-    nothing = STEP | {"solve_rate": 0.0, "trained_tokens": 0} | counts
-    something = STEP | {"trained_tokens": 9} | counts
+    nothing = {"solve_rate": 0.0, "trained_tokens": 0} | counts
+    something = {"trained_tokens": 9} | counts
+    recipe = replace(recipe, alarms=Alarms(uninformative=1.0))
     out = io.StringIO()
     with RunProgress(recipe, Path("runs/a"), Console(file=out, width=40)) as progress:
-        for rollout_id, step in enumerate([nothing, nothing, something, nothing, nothing, nothing, nothing]):
-            progress.on_step(rollout_id, step)
+        for rollout_id, found in enumerate([nothing, nothing, something, nothing, nothing, nothing, nothing]):
+            progress.on_step(step(rollout_id, **found))
     lines = out.getvalue().splitlines()
     said = "rollouts in a row trained nothing: no episode was solved"
     assert [number for number, line in enumerate(lines) if said in line] == [7] and lines[7].startswith("3 ")
@@ -80,16 +90,35 @@ def test_three_rollouts_in_a_row_that_train_nothing_are_warned_of(recipe):
 def test_the_warning_of_a_rollout_is_said_after_its_line(recipe):
     out = io.StringIO()
     with RunProgress(recipe, Path("runs/a"), Console(file=out, width=200)) as progress:
-        progress.on_step(0, STEP)
-        progress.on_step(1, {**STEP, "warning": "rollout 1: weights are old"})
+        progress.on_step(step(0))
+        progress.on_step(step(1, warning="rollout 1: weights are old"))
     *_, line, warning = out.getvalue().splitlines()
     assert line.startswith("rollout 2/") and warning == "rollout 1: weights are old"
+
+
+def test_an_alarm_is_said_after_the_line_of_the_rollout_that_raises_it(recipe):
+    out = io.StringIO()
+    with RunProgress(recipe, Path("runs/a"), Console(file=out, width=400)) as progress:
+        progress.on_step(step(0))
+        progress.on_step(step(1, **{"infrastructure_failures/sandbox_error": 1.0}))
+        progress.on_step(step(2, **{"infrastructure_failures/sandbox_error": 1.0}))
+    *_, line, alarm, third = out.getvalue().splitlines()
+    assert line.startswith("rollout 2/") and third.startswith("rollout 3/")
+    assert alarm.startswith("alarm, rollout 2: infrastructure broke 25% (sandbox_error 25%) of the episodes")
+
+
+def test_the_summary_says_from_when_to_when_an_alarm_held():
+    alarm = {"name": "truncated", "first": 3, "last": 9, "worst": 0.41, "limit": 0.25, "said": "…"}
+    stall = {"name": "stall", "first": 4, "last": 4, "worst": 9.2, "limit": 6.0, "said": "…"}
+    lines = text_of(SUMMARY | {"alarms": [alarm, stall]}).splitlines()
+    assert "alarm  truncated: rollouts 3 to 9, up to 41%, limit 25%" in lines
+    assert "alarm  stall: rollout 4, 9 times, limit 6" in lines
 
 
 def test_a_bar_leaves_the_terminal_clean(recipe):
     out = io.StringIO()
     with RunProgress(recipe, Path("runs/a"), Console(file=out, force_terminal=True, width=80)) as progress:
-        progress.on_step(0, STEP)
+        progress.on_step(step(0))
     assert out.getvalue().rstrip().endswith("\x1b[2K")  # the last thing is an erased line
 
 

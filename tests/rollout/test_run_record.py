@@ -82,10 +82,11 @@ def test_the_gap_of_the_rollout_before_is_recorded_and_warned_of_once(args, tmp_
     assert warning.startswith("rollout 2: ")
 
 
-def test_where_most_of_the_prompts_is_computed_again_the_field_is_named(args, caplog, tmp_path):
+def test_an_alarm_is_logged(args, caplog, tmp_path):
+    args.swe_alarms = {"lost_prefixes": 0.5}
     record = RunRecord(args)
     with caplog.at_level(logging.WARNING):
-        for number, lost in enumerate((40, 60)):
+        for number, lost in enumerate((40, 60, 65)):
             played = rollout(1.0, -1.0, admitted=141)
             for group in played.played:
                 for one in group:
@@ -96,13 +97,13 @@ def test_where_most_of_the_prompts_is_computed_again_the_field_is_named(args, ca
                     }
             record.on_rollout(number, played, 1.0)
     (said,) = [entry.getMessage() for entry in caplog.records]
-    assert said.startswith("rollout 2: 60% of the prompt tokens were computed again")
+    assert said.startswith("alarm, rollout 3: 55% of the prompt tokens were computed again")
     assert (
         "141 episodes at once are admitted: set a lower serving.concurrency, or" in said
         and "serving.mem_fraction" in said
     )
     lines = [orjson.loads(line)["serving"] for line in (tmp_path / METRICS).read_bytes().splitlines()]
-    assert [line["prefix_lost_rate"] for line in lines] == [0.4, 0.6]
+    assert [line["prefix_lost_rate"] for line in lines] == [0.4, 0.6, 0.65]
     assert {line["admitted_episodes"] for line in lines} == {141}
 
 

@@ -71,6 +71,7 @@ function RunView({ theme }) {
     <h2>${report.runs.length > 1 ? "Runs" : "Run"}</h2>
     <${Runs} />
     ${report.notes.length > 0 && html`<section class="card notes"><h3>What was left out</h3><ul>${report.notes.map((note) => html`<li>${note}</li>`)}</ul></section>`}
+    ${report.runs.some((run) => run.alarms.length > 0) && html`<section class="card notes"><h3>Alarms</h3><ul>${report.runs.flatMap((run) => run.alarms.map((alarm) => html`<li><strong>${report.runs.length > 1 ? `${run.name}: ` : ""}${alarm.held}</strong> <span class="soft">${alarm.said}</span></li>`))}</ul></section>`}
     ${report.comparisons.length > 0 && html`<h2>Comparison</h2>${report.comparisons.map((of) => html`<${Comparison} of=${of} />`)}`}
     <h2>Figures</h2>
     <div class="charts">${report.charts.map((chart) => html`<${Chart} key=${chart.title} chart=${chart} theme=${theme} />`)}</div>

@@ -21,6 +21,7 @@ from slime_swe.launch.report import page as pages
 from slime_swe.launch.report.charts import TRAINER, moment_figures, student95
 from slime_swe.launch.report.detail import arguments, diff, shown_tokens
 from slime_swe.launch.report.page import script_json
+from slime_swe.launch.runs import RECIPE_FILE
 from slime_swe.redaction import redacted, secrets_of
 from slime_swe.rollout.journals import TRAINED, TrainedSamples, read_records
 from slime_swe.rollout.metrics import GAP_BEFORE, wilson_interval
@@ -104,6 +105,20 @@ def test_a_damaged_second_file_is_left_out_and_said(recorded, tmp_path, report):
     page = report(folder)
     assert "advantages and the trainer's log-probabilities are left out" in document(page)["notes"][0]
     assert len(details(page)) == 9 and not any("advantage" in detail["record"] for detail in details(page))
+
+
+def test_alarms_are_those_of_the_run_s_own_limits(tmp_path, report):
+    folder = synthetic_run(tmp_path / "runs", "alarming", rollouts=2, groups=2)
+    lines = [json.loads(line) for line in (folder / METRICS).read_bytes().splitlines()]
+    for line in lines:
+        line |= {"stop/submitted": 0.6, "stop/max_turns": 0.4} if line["kind"] == "train" else {}
+    (folder / METRICS).write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    (alarm,) = [one for one in document(report(folder))["runs"][0]["alarms"] if "truncated" in one["held"]]
+    assert alarm["held"] == "truncated: rollouts 1 to 2, up to 40%, limit 25%"
+    assert "limits ended 40% (max_turns 40%) of the episodes" in alarm["said"]
+    recipe = folder / RECIPE_FILE
+    recipe.write_text(f"{recipe.read_text()}\nalarms: {{truncated: 0.5}}\n")
+    assert not [one for one in document(report(folder))["runs"][0]["alarms"] if "truncated" in one["held"]]
 
 
 def test_tokens_of_failures_informative_groups_and_a_sample_go_in(tmp_path, report):

@@ -61,7 +61,10 @@ def test_a_run_that_trains_nothing_is_called_out_and_a_resumed_one_is_counted_an
         Journal(folder / METRICS).append(record)
     with attempting(folder / ATTEMPTS):
         assert run(["watch", "a", "--once"]) == 0
-    lines = capsys.readouterr().err.splitlines()
+    said = capsys.readouterr().err.splitlines()
+    lines = [line for line in said if not line.startswith("alarm, ")]
+    alarms = [line.partition(": ")[0] for line in said if "of the groups taught nothing" in line]
+    assert alarms == ["alarm, rollout 1", "alarm, rollout 4"]
     assert sum("trained nothing" in line for line in lines) == 6
     assert "3 rollouts in a row trained nothing: no episode was solved" in lines[5]
     assert lines[6].endswith("trained nothing"), "no pace before the second rollout of an attempt"

@@ -1,0 +1,76 @@
+"""Alarms are raised by the mean of the last rollouts, once while they hold, each by a limit of its own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from slime_swe.recipes import base
+from slime_swe.rollout.alarms import LIMITS, SHARES, STALL_SECONDS, WINDOW, Alarms
+
+OFF = {"broken": 1.0, "truncated": 1.0, "uninformative": 1.0, "lost_prefixes": 1.0, "stall": 0.0}
+PARTS = {  # a part of each share, in a line of ten episodes or groups
+    "broken": lambda share: {"episodes": 10.0, "infrastructure_failures/sandbox_error": 10 * share},
+    "truncated": lambda share: {"stop/submitted": 1 - share, "stop/context_full": share},
+    "uninformative": lambda share: {"groups": 10.0, "groups/informative": 10 - 10 * share,
+                                    "groups/all_unsolved": 10 * share},
+    "lost_prefixes": lambda share: {"serving": {"prefix_lost_rate": share}},
+}  # fmt: skip
+
+
+def lines(figures) -> list[dict]:
+    return [{"rollout_id": number, **line} for number, line in enumerate(figures)]
+
+
+def test_the_recipe_has_a_limit_for_each():
+    assert asdict(base.Alarms()).keys() == {*SHARES, "stall"} == OFF.keys() and PARTS.keys() == SHARES.keys()
+    for field in LIMITS.values():
+        section, _, name = field.partition(".")
+        assert section == "rollout" and name in base.Rollout.__dataclass_fields__
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_a_share_is_the_mean_of_the_last_rollouts_and_raised_once_while_it_is_above(name):
+    shares = [0.0] * WINDOW + [1.0] * 4 + [0.0] * WINDOW + [1.0] * 3
+    alarms = Alarms({**OFF, name: 0.5})
+    said = [alarms.add(line) for line in lines(map(PARTS[name], shares))]
+    raised = [number for number, sentences in enumerate(said, 1) if sentences]
+    assert raised == [8, 17], "at three of the last five"
+    assert [(one.name, one.first, one.last, one.worst) for one in alarms.raised] == [
+        (name, 8, 11, pytest.approx(0.8)),
+        (name, 17, 17, pytest.approx(0.6)),
+    ]
+    assert said[7] == [f"alarm, rollout 8: {alarms.raised[0].said}"]
+    assert "60%" in said[7][0] and said[7][0].endswith(f"(alarms.{name}=0.5)")
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_a_limit_of_one_raises_none_and_so_does_a_figure_that_nobody_recorded(name):
+    assert not Alarms.of(OFF, lines([PARTS[name](1.0)] * WINDOW)).raised
+    assert not Alarms.of({**OFF, name: 0.0}, lines([{}] * WINDOW)).raised
+    assert not Alarms.of({}, lines([PARTS[name](1.0)] * WINDOW)).raised, "where SLiME runs without a recipe of ours"
+
+
+def test_the_parts_of_a_share_are_named_with_what_can_be_changed():
+    line = {"stop/submitted": 0.5, "stop/max_turns": 0.3, "stop/context_full": 0.16, "stop/time_budget": 0.04}
+    (raised,) = Alarms.of({**OFF, "truncated": 0.25}, lines([line])).raised
+    assert "50% (max_turns 30%, context_full 16%, time_budget 4%) of the episodes" in raised.said
+    assert "see rollout.max_turns, rollout.max_context (" in raised.said
+
+
+@pytest.mark.parametrize(
+    ("last", "raised"), [(STALL_SECONDS, [4]), (STALL_SECONDS - 1, []), (2 * STALL_SECONDS, [4])], ids=str
+)
+def test_a_rollout_that_takes_many_times_the_median_and_half_an_hour_is_a_stall(last, raised):
+    times = [{"seconds": {"total": seconds}} for seconds in (60.0, 200.0, 100.0, last)]
+    alarms = Alarms.of({**OFF, "stall": 6.0}, lines(times))
+    assert [one.first for one in alarms.raised] == raised
+    assert not Alarms.of(OFF, lines(times)).raised
+    if raised:
+        assert f"took {last / 100:.0f} times as long" in alarms.raised[0].said
+
+
+def test_a_slow_rollout_among_slow_ones_is_none():
+    times = [{"seconds": {"total": 7200.0}}, {"seconds": {"total": 14400.0}}]
+    assert not Alarms.of({**OFF, "stall": 6.0}, lines(times)).raised

@@ -1,6 +1,6 @@
 """Does the main job learn? The launcher's own command for several seeds, and a control whose rewards say nothing.
 
-    python -m benchmarks.learning [--seeds 0 1 2] [--schedules carry continuous] [--json] [--save] [key=value ...]
+    python -m benchmarks.learning [--seeds 0 1 2 3 4] [--schedules carry continuous] [--json] [--save] [key=value ...]
 
 Each run is `bash launch/run_qwen_swe.sh recipe=tiny_cpu run.seed=N`, one after the other, in a folder of its own. The
 control is the first seed with `algorithm.post_process=benchmarks.learning.shuffled_post_process`: the same run in every
@@ -41,7 +41,7 @@ KEPT = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--schedules", nargs="+", default=[], help="values of rollout.schedule, beside sync")
     parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "benchmark-learning", help="folder of the runs")
     parser.add_argument("--json", action="store_true")

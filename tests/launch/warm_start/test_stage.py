@@ -16,10 +16,11 @@ from slime_swe.launch.engines.slime import Slime
 from slime_swe.launch.slime.render import render, to_args
 from slime_swe.launch.warm_start import FOLDER, require_trainable, stage_of
 from slime_swe.recipes.base import WarmStart
-from slime_swe.recipes.registry import RECIPES
+from slime_swe.recipes.registry import RECIPES, load_recipe
 from slime_swe.rollout.warm_start import is_supervised
 from tests.launch.warm_start.recorded import line, with_data, write
 
+ROLLOUTS = load_recipe("tiny_cpu").run.num_rollouts
 TASKS = "data.train=[tests.data_sources.test_slime_plugin.seven:x]"
 
 
@@ -68,7 +69,7 @@ def test_the_stage_runs_first_and_the_rollouts_begin_with_its_weights(begin, tmp
         "stage": False,
         "resume": False,
         "model": str(tmp_path / "warm" / FOLDER / "model"),
-        "steps": 48,
+        "steps": ROLLOUTS,
     }
     own = read_recipe(tmp_path / "warm" / FOLDER / "recipe.yaml")
     assert own.supervised and not own.warm_start.data and not own.data.eval
@@ -86,7 +87,7 @@ def test_a_stage_that_ended_early_is_resumed_and_a_finished_one_is_not_run_again
     assert run(resume) == 0
     assert [(one["stage"], one["resume"], one["steps"]) for one in asked(folder)] == [
         (True, True, 5),
-        (False, True, 48),
+        (False, True, ROLLOUTS),
     ]
     assert run(resume) == 0
     assert [one["stage"] for one in asked(folder)] == [True, False, False]

@@ -9,7 +9,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -100,7 +99,7 @@ class RunProgress(Bar):
     ) -> None:
         super().__init__("starting", recipe.run.num_rollouts, console)
         self._status, self._clock = status, clock
-        self._carries, self._limits = SCHEDULES[recipe.rollout.schedule].carries, asdict(recipe.alarms)
+        self._carries, self._limits = SCHEDULES[recipe.rollout.schedule].carries, recipe.alarm_limits
         self._rewards: list[float] = []
         self.on_attempt()
         self.say(f"{recipe.name} · {folder}")

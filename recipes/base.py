@@ -23,7 +23,7 @@ The sections come first, each with what its fields mean and in which unit; `Reci
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -631,6 +631,12 @@ class Recipe:
         size = self.rollout.samples_per_task
         filtered = self.algorithm.group_filter and size > 1
         return informative_of(self.forecast.solved, size) if filtered else Informative(1.0, 1.0, 1.0)
+
+    @property
+    def alarm_limits(self) -> dict[str, float]:
+        """The limits of `alarms` by name. Groups that can't differ, of single or of recorded episodes, raise none."""
+        alone = self.rollout.samples_per_task == 1 or self.supervised
+        return asdict(self.alarms) | ({"uninformative": 1.0} if alone else {})
 
     @property
     def max_over_sampling(self) -> float:

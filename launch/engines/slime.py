@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar
@@ -83,7 +82,7 @@ class Slime(Engine):
             cut_back(folder, own_state=recipe.data.source == Data.source)
         code = run_job(self.job(recipe, folder, resume=start.resume), recipe, folder)
         steps = [line for line in Journal(folder / METRICS).read() if line["kind"] == "train"]
-        why, alarms = why_untrained(steps), Alarms.of(asdict(recipe.alarms), steps).as_json()
+        why, alarms = why_untrained(steps), Alarms.of(recipe.alarm_limits, steps).as_json()
         if start.as_json:
             print_json(
                 {"run": str(folder), "exit_code": code, "nothing_trained_because": why or None, "alarms": alarms}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -93,7 +93,7 @@ def collect(folder: Path, name: str, into: Collected) -> None:
         if GAP_BEFORE in line and number - 1 in by_rollout:
             by_rollout[number - 1].setdefault("logprob_diff_mean", line[GAP_BEFORE])
     into.trainer[name] = redacted([*by_rollout.values()], into.secrets)
-    alarms = Alarms.of(asdict(recipe.alarms), map(_numbers, by_rollout.values())).as_json()
+    alarms = Alarms.of(recipe.alarm_limits, map(_numbers, by_rollout.values())).as_json()
     into.runs.append(_run(name, folder, recipe, endpoint, into.moments[moments:], alarms, into.secrets))
     into.notes += [redacted(f"{name}: {note}", into.secrets) for note in notes]
 

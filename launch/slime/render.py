@@ -27,7 +27,6 @@ import site
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -399,7 +398,7 @@ def plugin_settings(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_last_mile": recipe.reward.last_mile,
         "swe_max_attempts": rollout.max_attempts,
         "swe_outage_limit": rollout.outage_limit,
-        "swe_alarms": asdict(recipe.alarms),
+        "swe_alarms": recipe.alarm_limits,
         "swe_mismatch_veto": recipe.algorithm.mismatch_veto,
         "swe_run_dir": str(run_dir.resolve()),
         "swe_threads": recipe.cluster.threads,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from slime_swe.recipes import base
+from slime_swe.recipes.registry import load_recipe
 from slime_swe.rollout.alarms import LIMITS, SHARES, STALL_SECONDS, WINDOW, Alarms
 
 OFF = {"broken": 1.0, "truncated": 1.0, "uninformative": 1.0, "lost_prefixes": 1.0, "stall": 0.0}
@@ -28,6 +29,15 @@ def test_the_recipe_has_a_limit_for_each():
     for field in LIMITS.values():
         section, _, name = field.partition(".")
         assert section == "rollout" and name in base.Rollout.__dataclass_fields__
+
+
+@pytest.mark.parametrize(("changes", "limit"), [({}, 0.9), ({"samples_per_task": 1}, 1.0)])
+def test_groups_that_can_not_differ_raise_none(changes, limit):
+    recipe = load_recipe("tiny_cpu")
+    recipe = replace(recipe, rollout=replace(recipe.rollout, **changes))
+    assert recipe.alarm_limits == {**asdict(recipe.alarms), "uninformative": limit}
+    stage = replace(recipe, data=replace(recipe.data, source=base.RECORDED_SOURCE))
+    assert stage.alarm_limits["uninformative"] == 1.0
 
 
 @pytest.mark.parametrize("name", SHARES)

@@ -41,7 +41,7 @@ _DATA_SOURCE_STATE = re.compile(r".*_(\d+)\.\w+")
 VOLATILE = frozenset(
     {"save", "load", "num_rollout", "swe_keep_checkpoints", "swe_keep_exports", "swe_run_dir", "swe_attempt"}
     | {"swe_keep_best", "swe_save_every_minutes", "swe_keep_disk_free"}
-    | {"swe_trackers", "swe_project"}
+    | {"swe_trackers", "swe_project", "swe_alarms"}
     | {"sglang_router_ip", "sglang_router_port"}
 )
 

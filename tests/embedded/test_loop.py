@@ -420,8 +420,9 @@ def test_resume_refuses_another_configuration_and_names_the_keys(tiny_checkpoint
     with pytest.raises(ResumeError, match="earlier run"):
         train(args, NoProgress())
     args.load, args.lr, args.swe_max_turns = args.save, 1.0, 99
+    args.swe_alarms = {"broken": 0.5}  # which changes nothing of the run
     before = lasting(tmp_path / "run")
-    with pytest.raises(ResumeError, match=r"lr was 0.003 and is 1.0; swe_max_turns was 2 and is 99"):
+    with pytest.raises(ResumeError, match=r"configuration: lr was 0.003 and is 1.0; swe_max_turns was 2 and is 99\. "):
         train(args, NoProgress())
     assert lasting(tmp_path / "run") == before
 

@@ -286,7 +286,8 @@ class _Loop:
 
 
 class Progress(Protocol):
-    """The loop tells of itself by these calls. Metrics are what goes into `metrics.jsonl`, flat."""
+    """The loop tells of itself by these calls. A record is a rollout's line of `metrics.jsonl`;
+    metrics are what goes into an evaluation's, flat."""
 
     def on_phase(self, name: str) -> None: ...
 

@@ -88,8 +88,9 @@ class Alarms:
                 means = {part: sum(parts.get(part, 0.0) for parts in known) / len(known) for part in names}
                 found[name] = sum(means.values()), say(means, line)
         seconds = seconds_of(line)
-        if self._seconds and self.limits.get("stall"):
-            times = seconds / statistics.median(self._seconds) if seconds >= STALL_SECONDS else 0.0
+        usual = statistics.median(self._seconds) if self._seconds else 0.0
+        if usual and self.limits.get("stall"):
+            times = seconds / usual if seconds >= STALL_SECONDS else 0.0
             found["stall"] = times, f"it took {times:.0f} times as long as the median of the rollouts before"
         self._seconds.append(seconds)
         return found
@@ -138,7 +139,7 @@ def _say_uninformative(parts: Parts, line: Line) -> str:
 
 
 def _say_lost(parts: Parts, line: Line) -> str:
-    admitted = line["serving"].get("admitted_episodes")
+    admitted = line.get("serving", {}).get("admitted_episodes")
     at_once = "" if admitted is None else f". {admitted:.0f} episodes at once are admitted"
     return (
         f"{_percent(sum(parts.values()))} of the prompt tokens were computed again, although an engine had them of the "

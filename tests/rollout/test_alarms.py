@@ -81,6 +81,13 @@ def test_a_rollout_that_takes_many_times_the_median_and_half_an_hour_is_a_stall(
         assert f"took {last / 100:.0f} times as long" in alarms.raised[0].said
 
 
+def test_a_line_that_lacks_what_those_before_it_have_is_no_error():
+    """As in a damaged run, of which a report is made."""
+    whole, bare = {"serving": {"prefix_lost_rate": 0.9, "admitted_episodes": 7.0}}, {"seconds": {"total": 7200.0}}
+    alarms = Alarms.of({**OFF, "lost_prefixes": 0.5, "stall": 6.0}, lines([whole, bare, bare]))
+    assert [(one.name, one.first, one.last) for one in alarms.raised] == [("lost_prefixes", 1, 3)]
+
+
 def test_a_slow_rollout_among_slow_ones_is_none():
     times = [{"seconds": {"total": 7200.0}}, {"seconds": {"total": 14400.0}}]
     assert not Alarms.of({**OFF, "stall": 6.0}, lines(times)).raised

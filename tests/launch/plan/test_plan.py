@@ -280,6 +280,19 @@ def test_gpus_that_wait_for_others_beside_them_are_warned_of():
     assert notes()[1] == [], "one after the other"
 
 
+def test_larger_batches_fill_more_of_the_slots_and_win_little_time(monkeypatch):
+    """As engines with more requests are slower at each."""
+    monkeypatch.setattr(rollout, "MEASURED", 40)
+    for name, filled in (("qwen3_5_9b", 0.05), (ASYNCHRONOUS, 0.04)):
+        recipe = assemble(name)
+        groups = math.ceil(1.25 * rollout.slots_of(recipe, Assumptions())[0] / recipe.rollout.samples_per_task)
+        small, large = (
+            time_step(assemble(name, words), Assumptions()) for words in ([], [f"rollout.batch_size={groups}"])
+        )
+        assert large.slot_use - small.slot_use == pytest.approx(filled, abs=0.01)
+        assert 0.96 < (large.seconds / large.episodes) / (small.seconds / small.episodes) < 1
+
+
 def test_cost_is_gpu_hours_times_their_price():
     timing = plan(DENSE, "cluster.gpu_hour_price=2.5").timing
     assert timing.cost == pytest.approx(8 * 2.5 * timing.seconds / 3600)

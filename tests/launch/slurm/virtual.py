@@ -124,11 +124,13 @@ class Cluster:
         }
         (self.folder / "slurm.conf").write_text(CONFIGURATION.format(**values))
 
-    def submit(self, script: str, *words: str, nodes: int = 2, cwd: Path, log: Path) -> str:
-        """The job's id. Its Python is the one that runs the tests."""
+    def submit(
+        self, script: str, *words: str, nodes: int = 2, cwd: Path, log: Path, options: tuple[str, ...] = ()
+    ) -> str:
+        """The job's id. Its Python is the one that runs the tests. options: for `sbatch`."""
         environment = {"SLIME_SWE_PYTHON": sys.executable, "SLIME_SWE_CACHE": str(self.folder / "cache")}
-        options = ["--parsable", f"--nodes={nodes}", "--time=50", f"--output={log}"]
-        return self.on(0, "sbatch", *options, script, *words, cwd=cwd, env=environment).strip()
+        usual = ["--parsable", f"--nodes={nodes}", "--time=50", f"--output={log}"]
+        return self.on(0, "sbatch", *usual, *options, script, *words, cwd=cwd, env=environment).strip()
 
     def job(self, identifier: str) -> dict[str, str]:
         """What SLURM says of the job, such as `JobState` and `Restarts`."""

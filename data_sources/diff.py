@@ -27,6 +27,7 @@ class DiffOracle(Oracle):
     kind: ClassVar[str] = "diff"
     grader: ClassVar[str] = "slime_swe.rewards.diff.try_patch"
     deterministic: ClassVar[bool] = True
+    by_degree: ClassVar[bool] = True
 
     fail_to_pass: tuple[str, ...] = ("same_as_gold",)
     reward: Literal["swe_rl", "code_repair_rl", "tokens"] = "swe_rl"

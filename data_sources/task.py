@@ -112,11 +112,14 @@ class Oracle:
     A kind of your own is a subclass whose `kind` is its dotted path. grader: the dotted path of what grades it
     (`slime_swe.rewards.grade` says how it is called). deterministic: what it says of a patch is always the same, so
     that a run need not ask twice (`slime_swe.rewards.score_cache`); the tests of a real project seldom promise that.
+    by_degree: a patch that is not right is worth more or less (`Trial.quality`), and hardly any is right, so that a
+    group teaches by how far its rewards lie apart.
     """
 
     kind: ClassVar[str] = ""
     grader: ClassVar[str] = ""
     deterministic: ClassVar[bool] = False
+    by_degree: ClassVar[bool] = False
 
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...] = ()

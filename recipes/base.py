@@ -318,6 +318,8 @@ class Reward:
         `repetition`, and where the task is not solved `syntax`, `type`, `name`, `attribute` and `import` for errors in
         the grading's log.
     last_mile: exponent of the share of tests that pass, in `fraction` and `tests`: above 1 the last tests count most.
+    least_spread: where the reward is a degree (`task=diff`, `task=vulnerability`), a group teaches whose best and worst
+        lie further apart than this.
     """
 
     mode: Annotated[str, one_of("plus_minus", "binary", "fraction")] = "plus_minus"
@@ -330,6 +332,7 @@ class Reward:
     overlong_penalty: Weight = 1.0
     weights: dict[str, float] = field(default_factory=dict)
     last_mile: Positive = 1.0
+    least_spread: Weight = 0.05
 
 
 @dataclass(frozen=True)

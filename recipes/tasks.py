@@ -46,16 +46,16 @@ def synthetic(recipe: Recipe) -> Recipe:
 def diff(recipe: Recipe) -> Recipe:
     """Train on the synthetic repositories without their tests: the reward is the likeness to the gold patch (SWE-RL).
 
-    `reward.mode=fraction`, since the likeness is the reward; and every group is trained, since hardly any holds both a
-    patch that is the gold patch and one that is not. With `rollout.agent=blocks` the answer is one reply of
-    search/replace blocks, as SWE-RL has it. Raises `UserError` where cydifflib is not installed.
+    `reward.mode=fraction`, since the likeness is the reward. Hardly any group holds both a patch that is the gold patch
+    and one that is not: the filter keeps those whose rewards lie further apart than `reward.least_spread`. With
+    `rollout.agent=blocks` the answer is one reply of search/replace blocks, as SWE-RL has it. Raises `UserError` where
+    cydifflib is not installed.
     """
     require_cydifflib()
     return replace(
         recipe,
         data=_on(recipe, "diff:train", heldout="diff:heldout", unseen="diff:unseen"),
         reward=replace(recipe.reward, mode="fraction"),
-        algorithm=replace(recipe.algorithm, group_filter=""),
     )
 
 

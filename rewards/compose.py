@@ -2,7 +2,7 @@
 
 A component is a measure from 0 to 1 times its weight, added or taken off. Correctness dominates: no weights are
 accepted with which an answer that is not solved could be worth more than one that is. Group filters see the outcome
-alone.
+alone, or where it is a degree the worth.
 """
 
 from __future__ import annotations

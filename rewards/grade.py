@@ -37,7 +37,7 @@ from typing import Annotated, Any, Literal
 from slime_swe.data_sources.task import Task
 from slime_swe.dotted import load_object
 from slime_swe.errors import InfrastructureError, UserError, unknown
-from slime_swe.fields import Argument
+from slime_swe.fields import Argument, Meta
 from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED, PatchError, apply_patch
 from slime_swe.rewards.compose import errors_in
 from slime_swe.rollout.records import Score
@@ -85,7 +85,13 @@ async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: Grad
 def _refused(settings: GradingSettings, task: Task, outcome: str, detail: str, evidence: dict[str, Any]) -> Score:
     components = {"fail_to_pass": 0.0, "pass_to_pass": 0.0}
     value = value_of(settings.mode, solved=False, share=task.oracle.refused_quality)
-    return Score(False, value, components, {"outcome": outcome, "detail": detail, **evidence})
+    return Score(
+        False, value, components, {"outcome": outcome, "detail": detail, **evidence}, spread=_spread(settings, task)
+    )
+
+
+def _spread(settings: GradingSettings, task: Task) -> float | None:
+    return settings.least_spread if task.oracle.by_degree else None
 
 
 def _scored(settings: GradingSettings, task: Task, trial: Trial, evidence: dict[str, Any]) -> Score:
@@ -105,7 +111,8 @@ def _scored(settings: GradingSettings, task: Task, trial: Trial, evidence: dict[
         "errors": errors_in(trial.log),
         "quality": share,
     }
-    return Score(solved, value_of(settings.mode, solved, share), components, {**shown, **trial.details, **evidence})
+    shown |= {**trial.details, **evidence}
+    return Score(solved, value_of(settings.mode, solved, share), components, shown, spread=_spread(settings, task))
 
 
 def value_of(mode: str, solved: bool, share: float = 0.0) -> float:
@@ -155,13 +162,15 @@ class GradingSettings:
     nothing is worth 0; an oracle without tests of the project says what it is. harness: who runs SWE-bench's eval
     scripts, `sandboxed` (our sandboxes) or `official` (swebench on Docker). harness_python: an interpreter that has
     swebench 5; empty is the one that runs this. negative_control: believe a log that would be rewarded only with a
-    witness (`rewards.negative_control`).
+    witness (`rewards.negative_control`). least_spread: of rewards that are a degree, how far apart those of a group
+    must lie to teach anything.
     """
 
     mode: Annotated[str, Argument("swe_reward_mode")] = "plus_minus"
     harness: Annotated[str, Argument("swe_harness")] = "sandboxed"
     harness_python: Annotated[str, Argument("swe_harness_python")] = ""
     negative_control: Annotated[bool, Argument("swe_negative_control")] = True
+    least_spread: Annotated[float, Argument("swe_least_spread"), Meta(ge=0)] = 0.05
 
     def __post_init__(self) -> None:
         for name, given, allowed in (("mode", self.mode, MODES), ("harness", self.harness, HARNESSES)):

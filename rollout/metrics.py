@@ -63,16 +63,27 @@ UNTRAINED = 3  # rollouts in a row that train nothing before it is said
 
 
 def group_outcome(records: Iterable[Record]) -> str:
-    """Judge the samples of a group as one of `OUTCOMES`: `informative` if its episodes differ in the binary outcome.
+    """Judge the samples of a group as one of `OUTCOMES`: `informative` if its episodes differ, in the binary outcome
+    or, where rewards are degrees, by more than `Record.spread`.
 
     Infrastructure failures do not count as an outcome. Truncated episodes that are left out of the loss do, as they are
     in the baseline; but a group of which nothing else is left has nothing to train.
     """
     counted = [record for record in records if not excluded(record)]
-    values = set({trajectory_of(record): record.solved for record in counted}.values())
-    if len(values) > 1:
+    episodes = [*{trajectory_of(record): record for record in counted}.values()]
+    if not episodes:
+        return "all_infrastructure_failures"
+    if _differ(episodes):
         return INFORMATIVE if any(not record.remove_sample for record in counted) else "all_truncated"
-    return f"all_{'solved' if values.pop() else 'unsolved'}" if values else "all_infrastructure_failures"
+    return "all_solved" if all(record.solved for record in episodes) else "all_unsolved"
+
+
+def _differ(episodes: Sequence[Record]) -> bool:
+    spreads = [record.spread for record in episodes]
+    if None in spreads:
+        return len({record.solved for record in episodes}) > 1
+    rewards = [record.reward or 0.0 for record in episodes]
+    return max(rewards) - min(rewards) > max(filter(None, spreads), default=0.0)
 
 
 def excluded(record: Record) -> bool:

@@ -48,8 +48,9 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
 class Score(msgspec.Struct, frozen=True):
     """The score of a patch: what it is worth, what that is made of, and the evidence behind it.
 
-    `solved` is the binary outcome that groups are filtered on, whatever shape `value` has; `first_edit_solved` is that
-    of the first edit alone, in evaluations.
+    `solved` is the binary outcome that groups are filtered on, whatever shape `value` has, unless the oracle grades by
+    a degree: then a group teaches whose values lie further apart than `spread`, which is None for all others.
+    `first_edit_solved` is the outcome of the first edit alone, in evaluations.
     """
 
     solved: bool
@@ -57,6 +58,7 @@ class Score(msgspec.Struct, frozen=True):
     components: dict[str, float] = {}
     evidence: dict[str, Any] = {}
     first_edit_solved: bool | None = None
+    spread: float | None = None
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -120,6 +122,12 @@ class Record(msgspec.Struct, frozen=True):
     def broken(self) -> bool:
         """True where infrastructure, not the policy, ended the episode."""
         return self.status == Sample.Status.ABORTED.value or self.infrastructure is not None
+
+    @property
+    def spread(self) -> float | None:
+        """The least by which rewards must lie apart to differ; None where the binary outcome tells them apart. A reward function
+        that records no score may give degrees, of which any two differ."""
+        return self.score.spread if self.score else 0.0
 
     @property
     def solved(self) -> bool:
@@ -212,8 +220,9 @@ def write_episode(sample: Sample, episode: Episode, evaluation: bool, *, masked:
 def write_score(segments: Iterable[Sample], score: Score) -> None:
     """Record an episode's score in each of its samples, with its value as their reward."""
     record = msgspec.to_builtins(score)
-    if score.first_edit_solved is None:
-        del record["first_edit_solved"]
+    for name in ("first_edit_solved", "spread"):
+        if record[name] is None:
+            del record[name]
     for segment in segments:
         segment.metadata = {**(segment.metadata or {}), _SCORE: record}
         segment.reward = score.value

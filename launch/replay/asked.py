@@ -32,6 +32,7 @@ ANSWERED = (
     "reward.overlong_penalty",
     "reward.weights",
     "reward.last_mile",
+    "reward.least_spread",
 )
 _RATIO = (
     *("clip_low", "clip_high", "dual_clip", "opsm_delta", "keep_old_actor", "rollout_logprobs"),

@@ -241,6 +241,8 @@ def rescored(segments: Sequence[Record], args: Namespace, own: Reward, other: Re
     if score is None or episode is None or own == other:
         return [*segments]
     new = composed(_bare(score, own, other), segments, episode, read_arguments(Composition, args))
+    if score.spread is not None:
+        new = msgspec.structs.replace(new, spread=other.least_spread)
     return [msgspec.structs.replace(segment, score=new, reward=new.value) for segment in segments]
 
 

@@ -396,6 +396,7 @@ def plugin_settings(recipe: Recipe, run_dir: Path) -> Attributes:
         "swe_overlong_penalty": recipe.reward.overlong_penalty,
         "swe_reward_weights": recipe.reward.weights,
         "swe_last_mile": recipe.reward.last_mile,
+        "swe_least_spread": recipe.reward.least_spread,
         "swe_max_attempts": rollout.max_attempts,
         "swe_outage_limit": rollout.outage_limit,
         "swe_alarms": recipe.alarm_limits,

@@ -57,6 +57,13 @@ def graded(index: int, solved: bool, value: float | None = None, **changes) -> S
     return sample
 
 
+def by_degree(index: int, value: float) -> Sample:
+    """What an oracle gives that grades by a degree, of which a right answer has 1."""
+    sample = graded(index, value == 1.0, value)
+    sample.metadata["score"]["spread"] = 0.05
+    return sample
+
+
 def broken(index: int, **changes) -> Sample:
     return episode(index, status=Sample.Status.ABORTED, reward=0.0, remove_sample=True, **changes)
 
@@ -231,9 +238,18 @@ def test_a_reward_of_several_is_read_by_its_key():
         ([[graded(0, True), graded(0, True)], [graded(1, False)]], True, None),
         ([[graded(0, True), graded(0, True)], graded(1, True)], False, "all_solved"),
         ([Sample(index=0, reward=1.0), Sample(index=1, reward=0.0)], True, None),
+        ([Sample(index=0, reward=0.3), Sample(index=1, reward=0.2)], True, None),
+        ([Sample(index=0, reward=0.3), Sample(index=1, reward=0.3)], False, "all_solved"),
+        ([Sample(index=0, reward=-0.3), Sample(index=1, reward=-0.3)], False, "all_unsolved"),
+        ([by_degree(0, 0.3), by_degree(1, 0.36)], True, None),
+        ([by_degree(0, 0.3), by_degree(1, 0.35)], False, "all_unsolved"),
+        ([by_degree(0, 1.0), by_degree(1, 0.98)], False, "all_unsolved"),
+        ([by_degree(0, 1.0), by_degree(1, 1.0)], False, "all_solved"),
+        ([by_degree(0, 0.3), broken(1)], False, "all_unsolved"),
+        ([[by_degree(0, 0.3), by_degree(0, 0.3)], by_degree(1, 0.3)], False, "all_unsolved"),
     ],
 )
-def test_groups_are_filtered_on_the_binary_outcome(samples, keep, reason):
+def test_groups_are_filtered_on_whether_their_episodes_differ(samples, keep, reason):
     output = slime_plugin.keep_group(make_args(), samples, anything=1)
     assert isinstance(output, DynamicFilterOutput)
     assert (output.keep, output.reason) == (keep, reason)

@@ -38,7 +38,7 @@ swe_mask_truncated swe_overlong_tokens swe_overlong_turns swe_overlong_penalty s
 swe_grammar swe_grammar_kind swe_grammar_tolerance swe_tries swe_retire_above swe_boost_below swe_rate_episodes
 swe_threads swe_keep_checkpoints swe_keep_exports swe_attempt swe_mismatch_veto swe_trackers swe_project
 swe_no_call_turns swe_keep_disk_free swe_outage_limit swe_alarms swe_keep_best swe_save_every_minutes
-swe_cached_episodes
+swe_cached_episodes swe_least_spread
 """.split()
 READ_ELSEWHERE = {
     "name", "description", "hardware", "engine", "run.name", "run.dir",  # the command line

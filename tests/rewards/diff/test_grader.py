@@ -109,6 +109,12 @@ async def test_correctness_and_quality_are_apart_and_quality_grows_up_to_that_of
     assert scores[0].components["similarity"] == values[0] and scores[0].components["file_match"] == 1.0
 
 
+async def test_a_group_differs_by_how_far_its_likenesses_lie_apart_where_no_test_tells_them_apart():
+    settings = GradingSettings("fraction", least_spread=0.2)
+    scores = [await grade(task("swe_rl"), patch, None, settings) for patch in (HALF, "", "no patch")]
+    assert [score.spread for score in scores] == [0.2] * 3
+
+
 CHEATS = {
     "constant": with_changes(fix_py="def fix():\n    return True\n"),
     "empty": "",

@@ -24,6 +24,7 @@ EXPORTERS: Mapping[str, str] = {
     "predictions": "slime_swe.launch.export.predictions.Predictions",
     "messages": "slime_swe.launch.export.messages.Messages",
     "mini": "slime_swe.launch.export.mini.Mini",
+    "hf": "slime_swe.launch.export.traces.Traces",
 }
 
 

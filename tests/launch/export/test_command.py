@@ -33,6 +33,7 @@ def test_every_format_is_written_without_a_secret_and_says_how_it_is_opened(to, 
             "predictions": "4 episodes written, and 1 left out that infrastructure broke or that say nothing",
             "messages": "4 episodes written, and 1 left out that infrastructure broke or that say nothing",
             "mini": "4 episodes written, and 1 left out that infrastructure broke or that say nothing",
+            "hf": "4 episodes written, and 1 left out that infrastructure broke or that say nothing",
         }[to]
     )
     assert [one for one in path.parent.iterdir() if one != path] == []

@@ -22,7 +22,7 @@ from slime_swe.rollout.agents.cli import layer_of
 from slime_swe.rollout.agents.mini_swe_agent import MiniSweAgent
 from slime_swe.rollout.journals import append_records, read_records
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, trajectories
-from slime_swe.rollout.turns import Turn
+from slime_swe.rollout.turns import UNNAMED, Turn, of_episode
 from slime_swe.sample import Sample
 from tests.planted import ENVIRONMENT
 from tests.rewards.swebench_here import harness_python
@@ -331,3 +331,95 @@ def test_mini_s_inspector_shows_every_turn(export, recorded):
     assert solved["info"]["submission"] == records(recorded)[0].episode.patch
     ran = json.loads(files[1].read_text())["messages"][4]["extra"]["actions"]
     assert [one["command"] for one in ran] == ["echo out; echo err"]
+
+
+# The Hub's agent traces
+
+READ = """
+const {SessionManager} = await import(process.argv[2]);
+const read = process.argv.slice(3).map((path) => {
+  const session = SessionManager.open(path);
+  return {
+    header: session.getHeader(), name: session.getSessionName(), messages: session.buildSessionContext().messages,
+    last: session.getEntries().at(-1),
+  };
+});
+console.log(JSON.stringify(read));
+"""
+PI = ("@mariozechner/pi-coding-agent@0.73.1", "uuid@14.0.3")  # the second is all that the reader of sessions imports
+
+
+@pytest.fixture(scope="module")
+def pi(tmp_path_factory) -> Path:
+    """The module that reads Pi's sessions."""
+    folder = tmp_path_factory.mktemp("pi")
+    (folder / "package.json").write_text("{}")
+    package, library = PI
+    commands = (["npm", "pack", package], ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", library])
+    for command in commands:
+        try:
+            subprocess.run(command, cwd=folder, capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"Pi can't be had here: {error}")
+    (archive,) = folder.glob("*.tgz")
+    shutil.unpack_archive(archive, folder, filter="data")
+    return folder / "package" / "dist" / "core" / "session-manager.js"
+
+
+def test_pi_reads_every_turn_of_the_sessions_for_the_hub(export, recorded, pi, tmp_path):
+    path = export("hf")
+    (tmp_path / "read.mjs").write_text(READ)
+    files = sorted((path / "sessions").iterdir(), key=lambda file: file.stem)
+    names = [f"train-rollout{name}" for name in ("4-0", "4-1", "4-2", "5-5")]
+    assert [file.stem for file in files] == names, "that which broke has said nothing"
+    command = ["node", str(tmp_path / "read.mjs"), str(pi), *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    episodes = [one for one in trajectories(records(recorded)) if not one[0].broken]
+    for read, segments in zip(json.loads(done.stdout), episodes, strict=True):
+        first, turns = segments[0], of_episode(one.turns or [] for one in segments)
+        assert read["header"]["version"] == 3 and read["name"].startswith(f"calc-1: {first.outcome}, reward ")
+        recorded_turns = [
+            [ROLES[turn.role], turn.reasoning, turn.text, [call.id for call in turn.calls] or turn.call_id]
+            for turn in turns
+        ]
+        assert [*map(said, read["messages"])] == redacted(recorded_turns, SECRETS)
+        about = read["last"]["data"]
+        assert [about["reward"], about["patch"]] == redacted([first.reward, first.episode.patch], SECRETS)
+
+
+ROLES = {"system": "custom", "user": "user", "assistant": "assistant", "tool": "toolResult"}
+
+
+def said(message) -> list[object]:
+    """The role, the thoughts, the text, and the calls, or the call that is answered."""
+    content = message["content"]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+    def of(kind: str, field: str) -> list[str]:
+        return [block[field] for block in blocks if block["type"] == kind]
+
+    ids = of("toolCall", "id") or message.get("toolCallId", "")
+    return [message["role"], "".join(of("thinking", "thinking")), "".join(of("text", "text")), ids]
+
+
+def test_what_a_policy_wrote_wrongly_is_in_its_session_and_each_reply_has_its_tokens(export, recorded):
+    path = export("hf")
+    lines = [json.loads(line) for line in (path / "sessions" / "train-rollout4-1.jsonl").read_text().splitlines()]
+    replies = [line["message"] for line in lines if line.get("message", {}).get("role") == "assistant"]
+    calls = [block for block in replies[0]["content"] if block["type"] == "toolCall"]
+    assert calls == [{"type": "toolCall", "id": calls[0]["id"], "name": UNNAMED, "arguments": {"written": "{"}}]
+    turns = [turn for turn in records(recorded)[1].turns if turn.role == "assistant"]
+    used = [(reply["usage"]["input"], reply["usage"]["output"]) for reply in replies]
+    assert used == [(turn.start, turn.end - turn.start) for turn in turns]
+
+
+def test_datasets_finds_the_sessions_of_the_hub_by_the_card(export, tmp_path):
+    import datasets
+
+    path = export("hf", "--evaluation", "heldout")
+    card = (path / "README.md").read_text()
+    assert "- format:agent-traces\n" in card and "4 episodes" in card and "2 solved" in card
+    found = datasets.load_dataset_builder(str(path), cache_dir=str(tmp_path / "cache")).config.data_files
+    assert sorted(Path(file).name for file in found["train"]) == sorted(
+        file.name for file in (path / "sessions").iterdir()
+    )

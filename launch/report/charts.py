@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ Moment = Mapping[str, Any]  # of `moment_figures`, and `run`: its name
 Row = dict[str, Any]
 
 TASKS = 60  # of a heat map
+NAMED = 8  # tasks of a tooltip
 TRAINER = {  # figures of metrics.jsonl -> title
     "entropy": "Entropy of a sampled token, nats",
     "grad_norm": "Gradient norm",
@@ -152,9 +154,12 @@ def run_charts(moments: Sequence[Moment], trainer: Mapping[str, Sequence[Row]]) 
     training = [moment for moment in moments if moment["set"] == TRAINING]
     evaluations = [moment for moment in moments if moment["set"] != TRAINING]
     runs = list(dict.fromkeys(moment["run"] for moment in moments))
-    charts = [*_evaluations(evaluations, len(runs)), *_learning(training)]
-    for run in runs:
-        of = f" · {run}" if len(runs) > 1 else ""
+    names = {run: f" · {run}" if len(runs) > 1 else "" for run in runs}
+    charts = [*_evaluations(evaluations, len(runs))]
+    for run, of in names.items():
+        charts += _flips([moment for moment in evaluations if moment["run"] == run], of)
+    charts += _learning(training)
+    for run, of in names.items():
         mine = [moment for moment in training if moment["run"] == run]
         charts += [*_groups(mine, of), *_stops(mine, of), *_components(mine, of), *_heat_map(mine, of)]
         charts += [*_step_seconds(trainer.get(run, ()), of), *_episode_seconds(mine, of)]
@@ -185,6 +190,31 @@ def _evaluations(moments: Sequence[Moment], runs: int) -> Iterator[Row]:
     yield _chart(
         "Solve rate in evaluations", "Bars: Wilson's 95 % interval.", rows, {"layer": layers, "encoding": encoding}
     )
+
+
+def _flips(moments: Sequence[Moment], of: str) -> Iterator[Row]:
+    """Yield for each set of evaluations which of its tasks are solved more, or less, often than in the one before."""
+    for name in dict.fromkeys(moment["set"] for moment in moments):
+        found = sorted((one for one in moments if one["set"] == name), key=lambda one: _where(one)["rollout"])
+        rows = [row for before, after in itertools.pairwise(found) for row in _flipped(before, after)]
+        if not rows:
+            continue
+        colour = {**_kind(), "scale": {"domain": ["gained", "lost"], "range": [_COLOURS[1], _COLOURS[4]]}}
+        about = "Against the evaluation before. Where each task is played once, sampling alone flips some."
+        chart = _bars(f"Tasks gained and lost · {name}{of}", about, rows, colour, _number("value", "tasks"))
+        chart["spec"]["encoding"]["tooltip"] = _tooltip("kind", "tasks")
+        yield chart
+
+
+def _flipped(before: Moment, after: Moment) -> Iterator[Row]:
+    """Yield the rows of one evaluation: how many tasks it gained, and as a negative number how many it lost."""
+    rates = [{task: solved / count for task, (solved, count) in one["tasks"].items()} for one in (before, after)]
+    changes = {task: rates[1][task] - rate for task, rate in rates[0].items() if task in rates[1]}
+    for kind, sign in (("gained", 1), ("lost", -1)):
+        tasks = sorted(task for task, change in changes.items() if sign * change > 0)
+        more = f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else ""
+        if tasks:
+            yield {**_where(after), "kind": kind, "value": sign * len(tasks), "tasks": ", ".join(tasks[:NAMED]) + more}
 
 
 def _learning(moments: Sequence[Moment]) -> Iterator[Row]:

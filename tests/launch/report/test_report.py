@@ -121,6 +121,26 @@ def test_alarms_are_those_of_the_run_s_own_limits(tmp_path, report):
     assert not [one for one in document(report(folder))["runs"][0]["alarms"] if "truncated" in one["held"]]
 
 
+def test_tasks_gained_and_lost_are_those_that_an_evaluation_solves_more_or_less_often(tmp_path, report):
+    folder = synthetic_run(tmp_path / "runs", "flips", rollouts=1, groups=2)
+    solved: list[dict[str, float]] = []
+    for moment in (-1, 0):
+        rates: dict[str, list[bool]] = {}
+        for record in read_records(folder / EVALUATIONS):
+            if record.rollout_id == moment and not record.broken:
+                rates.setdefault(record.task, []).append(record.solved)
+        solved.append({task: sum(rate) / len(rate) for task, rate in rates.items()})
+    both = sorted(solved[0].keys() & solved[1].keys())
+    gained, lost = ([task for task in both if sign * (solved[1][task] - solved[0][task]) > 0] for sign in (1, -1))
+    assert len(gained) > 8 > len(lost) > 0
+    rows = chart(report(folder), "Tasks gained and lost · heldout")
+    assert rows == [
+        {"run": "flips", "rollout": 0, "kind": "gained", "value": len(gained),
+         "tasks": f"{', '.join(gained[:8])} and {len(gained) - 8} more"},
+        {"run": "flips", "rollout": 0, "kind": "lost", "value": -len(lost), "tasks": ", ".join(lost)},
+    ]  # fmt: skip
+
+
 def test_tokens_of_failures_informative_groups_and_a_sample_go_in(tmp_path, report):
     folder = synthetic_run(tmp_path / "runs", "many", rollouts=12, groups=8)
     page = report(folder)

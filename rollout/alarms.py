@@ -48,6 +48,7 @@ class Alarms:
         self.raised: list[Raised] = []
         self._recent: deque[Line] = deque(maxlen=WINDOW)
         self._seconds: list[float] = []
+        self._overdue = 0  # rollouts that were added when one was last said to be overdue
         self._holding: dict[str, Raised] = {}
 
     @classmethod
@@ -74,6 +75,18 @@ class Alarms:
                 said.append(f"alarm, rollout {number}: {raised.said}")
         return said
 
+    def overdue(self, seconds: float) -> str:
+        """Return a sentence, once a rollout, if the one that goes on is a stall already; seconds: since the last was
+        added."""
+        times, limit = self._times(seconds), self.limits.get("stall", 0.0)
+        if not 0 < limit < times or self._overdue == len(self._seconds):
+            return ""
+        self._overdue = len(self._seconds)
+        return (
+            f"alarm, rollout {self._recent[-1]['rollout_id'] + 2}: nothing was recorded for {times:.0f} times as long "
+            f"as the median of the rollouts before (alarms.stall={limit:g})"
+        )
+
     def as_json(self) -> list[dict[str, Any]]:
         """Return what a summary holds of it."""
         return [asdict(one) for one in self.raised]
@@ -87,13 +100,16 @@ class Alarms:
                 names = dict.fromkeys(part for parts in known for part in parts)
                 means = {part: sum(parts.get(part, 0.0) for parts in known) / len(known) for part in names}
                 found[name] = sum(means.values()), say(means, line)
-        seconds = seconds_of(line)
-        usual = statistics.median(self._seconds) if self._seconds else 0.0
-        if usual and self.limits.get("stall"):
-            times = seconds / usual if seconds >= STALL_SECONDS else 0.0
+        times = self._times(seconds_of(line))
+        if self._seconds and self.limits.get("stall"):
             found["stall"] = times, f"it took {times:.0f} times as long as the median of the rollouts before"
-        self._seconds.append(seconds)
+        self._seconds.append(seconds_of(line))
         return found
+
+    def _times(self, seconds: float) -> float:
+        """Return how often the median of the rollouts so far is in these seconds; 0 where that says nothing."""
+        usual = statistics.median(self._seconds) if self._seconds else 0.0
+        return seconds / usual if usual and seconds >= STALL_SECONDS else 0.0
 
 
 Parts = Mapping[str, float]  # of a share, which add up to it

@@ -125,8 +125,8 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def spread(self) -> float | None:
-        """The least by which rewards must lie apart to differ; None where the binary outcome tells them apart. A reward function
-        that records no score may give degrees, of which any two differ."""
+        """The least by which rewards must lie apart to differ; None where the binary outcome tells them apart. A reward
+        function that records no score may give degrees, of which any two differ."""
         return self.score.spread if self.score else 0.0
 
     @property

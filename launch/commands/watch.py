@@ -33,6 +33,7 @@ from slime_swe.launch.progress import RunProgress, say_untrained, show_summary
 from slime_swe.launch.runs import RECIPE_FILE, find_run, to_go_on
 from slime_swe.launch.slime.paths import DRIVERS
 from slime_swe.recipes.base import Recipe
+from slime_swe.rollout.alarms import Alarms
 from slime_swe.rollout.metrics import seconds_of, why_untrained
 from slime_swe.rollout.records import METRICS
 from slime_swe.saving import TRY_AGAIN
@@ -50,13 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     folder = find_run(options.run, options.dir)
     with ExitStack() as stack:
-        if options.json:
-            watch = Watch(folder, AsJson())
-        else:
-            lines = AsLines(read_recipe(folder / RECIPE_FILE), folder)
-            watch = Watch(folder, lines)
-            if not options.once:
-                stack.enter_context(lines.progress)
+        recipe = read_recipe(folder / RECIPE_FILE)
+        lines = None if options.json else AsLines(recipe, folder)
+        watch = Watch(folder, lines or AsJson(), recipe.alarm_limits)
+        if lines and not options.once:
+            stack.enter_context(lines.progress)
         while (state := watch.look()).exit_code is None and not options.once:
             time.sleep(POLL)
     if state.exit_code is None:
@@ -67,12 +66,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Watch:
-    """One run, looked at again and again."""
+    """One run, looked at again and again. limits: of its alarms, of which a stall alone is raised here: the others are
+    raised by what the run records, and a run that hangs records nothing."""
 
-    def __init__(self, folder: Path, shown: Shown) -> None:
+    def __init__(self, folder: Path, shown: Shown, limits: Mapping[str, float]) -> None:
         self.folder, self.shown = folder, shown
         self._metrics = Follower(folder / METRICS)
         self._last = RunState()
+        self._limits, self._alarms = limits, Alarms(limits)
+        self._attempt: int | None = None  # of the last record
 
     def look(self) -> RunState:
         """Show what has changed. The state is read first, so that a run that has ended has written all it will."""
@@ -82,9 +84,26 @@ class Watch:
             self.shown.on_attempt(state)
         for record in self._metrics.new():
             self.shown.on_record(record)
+            self._count(record)
         if state.status != last.status:
             self.shown.on_state(state)
+        if state.exit_code is None and (said := self._alarms.overdue(seconds_since(self._metrics.path))):
+            self.shown.on_stall(said)
         return state
+
+    def _count(self, record: Mapping[str, Any]) -> None:
+        if record.get("attempt") != self._attempt:
+            self._attempt, self._alarms = record.get("attempt"), Alarms(self._limits)
+        if record["kind"] == "train":
+            self._alarms.add(record)
+
+
+def seconds_since(path: Path) -> float:
+    """Return the seconds since a file was last written; 0 where there is none."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return 0.0
 
 
 class Shown(Protocol):
@@ -100,6 +119,10 @@ class Shown(Protocol):
 
     def on_record(self, record: Mapping[str, Any]) -> None:
         """Show a line of `metrics.jsonl`."""
+        ...
+
+    def on_stall(self, said: str) -> None:
+        """Show that nothing was recorded for long."""
         ...
 
     def on_left(self, state: RunState) -> None:
@@ -144,6 +167,9 @@ class AsLines:
             figures = {name: value for name, value in record.items() if name != "seconds"}
             self.progress.on_eval(f"{record['name']} {record['moment']}", figures)
 
+    def on_stall(self, said: str) -> None:
+        self.progress.say(said)
+
     def on_left(self, state: RunState) -> None:
         if (status := state.status) is not None:
             self.progress.say(f"now: {status.phase} {status.detail}".rstrip() + f", which began {ago(status.since)}")
@@ -161,7 +187,7 @@ class AsLines:
 
 
 class AsJson:
-    """One JSON object a line: its `kind` is `attempt`, `status`, `end`, or that of a line of `metrics.jsonl`."""
+    """Each line is one JSON object: its `kind` is `attempt`, `status`, `stall`, `end` or that of a record."""
 
     def on_attempt(self, state: RunState) -> None:
         self._print("attempt", {**msgspec.to_builtins(state.process), "lasts": state.lasts})
@@ -172,6 +198,9 @@ class AsJson:
 
     def on_record(self, record: Mapping[str, Any]) -> None:
         self._print(record["kind"], record)
+
+    def on_stall(self, said: str) -> None:
+        self._print("stall", {"said": said})
 
     def on_left(self, state: RunState) -> None: ...
 

@@ -91,3 +91,20 @@ def test_a_line_that_lacks_what_those_before_it_have_is_no_error():
 def test_a_slow_rollout_among_slow_ones_is_none():
     times = [{"seconds": {"total": 7200.0}}, {"seconds": {"total": 14400.0}}]
     assert not Alarms.of({**OFF, "stall": 6.0}, lines(times)).raised
+
+
+def test_a_rollout_that_goes_on_is_overdue_once_before_it_has_ended():
+    """Whether it ends or hangs: then no line comes."""
+    alarms = Alarms({**OFF, "stall": 6.0})
+    assert not alarms.overdue(1e6), "no rollout to compare with"
+    for number in range(3):
+        alarms.add({"rollout_id": number, "seconds": {"total": STALL_SECONDS / 10}})
+    assert not alarms.overdue(0.9 * STALL_SECONDS), "9 times, and less than half an hour"
+    said = "nothing was recorded for 10 times as long as the median of the rollouts before"
+    assert alarms.overdue(STALL_SECONDS) == f"alarm, rollout 4: {said} (alarms.stall=6)"
+    assert not alarms.overdue(2 * STALL_SECONDS) and not alarms.raised, "it is raised when it ends"
+    alarms.add({"rollout_id": 3, "seconds": {"total": STALL_SECONDS}})
+    assert [one.name for one in alarms.raised] == ["stall"]
+    assert alarms.overdue(STALL_SECONDS).startswith("alarm, rollout 5: ")
+    off = Alarms.of({**OFF, "stall": 0.0}, lines([{"seconds": {"total": 1.0}}]))
+    assert not off.overdue(1e6)

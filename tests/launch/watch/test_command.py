@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 
 import pytest
 
@@ -68,6 +70,25 @@ def test_a_run_that_trains_nothing_is_called_out_and_a_resumed_one_is_counted_an
     assert sum("trained nothing" in line for line in lines) == 6
     assert "3 rollouts in a row trained nothing: no episode was solved" in lines[5]
     assert lines[6].endswith("trained nothing"), "no pace before the second rollout of an attempt"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_run_that_hangs_is_called_out_while_it_does(folder, capsys, options):
+    """Its last line is two hours old, and a rollout takes ten minutes."""
+    for number in range(3):
+        Journal(folder / METRICS).append(step(number, 600.0))
+    os.utime(folder / METRICS, (time.time() - 7200,) * 2)
+    said = "alarm, rollout 4: nothing was recorded for 12 times as long as the median of the rollouts before"
+    with attempting(folder / ATTEMPTS):
+        assert run(["watch", "a", "--once", *options]) == 0
+        heard = "".join(capsys.readouterr())
+        assert said in heard and ('{"kind":"stall","said":"alarm' in heard) == bool(options)
+        os.utime(folder / METRICS, (time.time() - 3000,) * 2)
+        run(["watch", "a", "--once", *options])
+        assert said[:30] not in "".join(capsys.readouterr())
+    os.utime(folder / METRICS, (time.time() - 7200,) * 2)
+    run(["watch", "a", "--once", *options])
+    assert said not in "".join(capsys.readouterr()), "it has died, which is said instead"
 
 
 def test_a_run_that_trained_nothing_ends_with_the_reason(folder, capsys):

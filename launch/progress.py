@@ -137,7 +137,7 @@ class RunProgress(Bar):
         ending = "" if left is None else f" · {duration(left)} left"
         nothing = " · trained nothing" if why_untrained([metrics]) else ""
         self.say(f"rollout {done}/{self.total} · {describe(metrics)}{nothing}{ending}")
-        for said in (self._untrained.add(metrics), metrics.get("warning"), *self._alarms.add(record)):
+        for said in (self._untrained.add(metrics), *self._alarms.add(record)):
             if said:
                 self.say(said)
 
@@ -233,7 +233,10 @@ def held(alarm: Mapping[str, Any]) -> str:
     """Write from when to when an alarm of a summary held, and how far it went."""
     name, first, last, worst, limit = (alarm[key] for key in ("name", "first", "last", "worst", "limit"))
     rollouts = f"rollout {first}" if first == last else f"rollouts {first} to {last}"
-    bounds = f"{worst:.0f} times, limit {limit:g}" if name == "stall" else f"up to {worst:.0%}, limit {limit:.0%}"
+    if name == "gap":
+        return f"{name}: {rollouts}, {worst:.2g} nats, limit {limit:g}"
+    times = name in ("stall", "drift")
+    bounds = f"{worst:.0f} times, limit {limit:g}" if times else f"up to {worst:.0%}, limit {limit:.0%}"
     return f"{name}: {rollouts}, {bounds}"
 
 

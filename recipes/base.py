@@ -540,6 +540,9 @@ class Alarms:
     lost_prefixes: share of the prompt tokens that an engine had in its cache, and computed again.
     stall: how often the median of the rollouts before a rollout takes, where it takes half an hour at least; 0 raises
         none.
+    gap: nats by which the log-probabilities of trainer and engines differ, with the same weights, in the first rollout
+        of which that is known.
+    drift: how often that first difference a later one is, where it is more than 0.001 nats; 0 raises none.
     """
 
     broken: Rate = 0.05
@@ -547,6 +550,8 @@ class Alarms:
     uninformative: Rate = 0.5
     lost_prefixes: Rate = 0.5
     stall: Weight = 6.0
+    gap: Weight = 0.1
+    drift: Weight = 3.0
 
 
 @dataclass(frozen=True)

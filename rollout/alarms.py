@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from slime_swe.rollout.metrics import PREFIX_LOST, UNIFORM, seconds_of
+from slime_swe.rollout.metrics import GAP_BEFORE, PREFIX_LOST, UNIFORM, seconds_of
 
 WINDOW = 5  # rollouts, of which a share is the mean: one batch has few groups
 STALL_SECONDS = 1800.0  # that a rollout takes at least before it is a stall
+CHECK = "See that new weights reach the engines: slime-swe rehearse of this recipe checks the weight synchronisation"
+LEAST_GAP = 0.001  # nats: the gaps of float32 are smaller, and rounding alone
 LIMITS = {  # stop reason -> the recipe's field that is the limit
     "max_turns": "rollout.max_turns",
     "context_full": "rollout.max_context",
@@ -29,8 +31,8 @@ Line = Mapping[str, Any]  # of `metrics.jsonl`, about a rollout
 @dataclass
 class Raised:
     """An alarm that was raised. first, last: the rollouts, from 1, from which and to which it held. worst: the largest
-    figure of these: a share, and for `stall` how often the median. limit: the recipe's. said: the sentence with which
-    it was raised."""
+    figure of these: a share; for `stall` how often the median, for `drift` how often the first gap; for `gap` nats.
+    limit: the recipe's. said: the sentence with which it was raised."""
 
     name: str
     first: int
@@ -48,6 +50,7 @@ class Alarms:
         self.raised: list[Raised] = []
         self._recent: deque[Line] = deque(maxlen=WINDOW)
         self._seconds: list[float] = []
+        self._first_gap: float | None = None
         self._overdue = 0  # rollouts that were added when one was last said to be overdue
         self._holding: dict[str, Raised] = {}
 
@@ -100,11 +103,26 @@ class Alarms:
                 names = dict.fromkeys(part for parts in known for part in parts)
                 means = {part: sum(parts.get(part, 0.0) for parts in known) / len(known) for part in names}
                 found[name] = sum(means.values()), say(means, line)
+        found |= self._gap(line)
         times = self._times(seconds_of(line))
         if self._seconds and self.limits.get("stall"):
             found["stall"] = times, f"it took {times:.0f} times as long as the median of the rollouts before"
         self._seconds.append(seconds_of(line))
         return found
+
+    def _gap(self, line: Line) -> dict[str, tuple[float, str]]:
+        """Return the first known gap between trainer and engines, or how often that a later one is."""
+        gap, first, limit = line.get(GAP_BEFORE), self._first_gap, self.limits.get("drift", 0.0)
+        if gap is None or (first is not None and not limit):
+            return {}
+        said = (
+            f"with the same weights log-probabilities of trainer and engines differ by {gap:.2g} nats, in the rollout "
+            f"before{{}}. {CHECK}"
+        )
+        if first is None:
+            self._first_gap = gap
+            return {"gap": (gap, said.format(""))}
+        return {"drift": (gap / max(first, LEAST_GAP / limit), said.format(f"; the first was {first:.2g}"))}
 
     def _times(self, seconds: float) -> float:
         """Return how often the median of the rollouts so far is in these seconds; 0 where that says nothing."""

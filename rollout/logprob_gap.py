@@ -31,6 +31,7 @@ from typing import Annotated, Any
 
 from slime_swe.errors import InfrastructureError
 from slime_swe.fields import Argument, Meta, read_arguments
+from slime_swe.rollout.alarms import CHECK
 from slime_swe.rollout.client import EngineClient
 from slime_swe.rollout.engine import engine_urls
 from slime_swe.rollout.journals import TRAINED, TrainedSample, read_appended
@@ -42,11 +43,6 @@ from slime_swe.sample import Sample
 SAMPLES = 4  # of a rollout that engines are asked about, at least; more where there are more engines
 WINDOW = 1024  # tokens that are compared, from the first trained one: an engine holds a row of logits for each
 PATIENCE = 300.0  # seconds that a finished rollout waits for the trainer's first micro-batch of the one before
-AT_FIRST, LATER, LEAST = 0.1, 3.0, 0.001
-"""Nats at which the first gap is warned of, which SLiME's own tests allow too (`launch/rehearse/platforms` has the
-sources); times the first gap at which a later one is; and the least such limit, for float32, whose gaps are rounding
-alone."""
-CHECK = "See that new weights reach the engines: slime-swe rehearse of this recipe checks the weight synchronisation"
 LOOKED = 1.0  # seconds between two looks into the file
 
 _log = logging.getLogger(__name__)
@@ -59,29 +55,6 @@ class Gap:
     rollout_id: int
     mean: float
     tokens: int
-
-
-class GapAlarm:
-    """Says once in a run that a gap is too large, or that the engines have other weights than they were sent."""
-
-    def __init__(self) -> None:
-        self._first: float | None = None
-        self._raised = False
-
-    def add(self, gap: Gap) -> str | None:
-        """Return the warning where this is the first gap over its limit."""
-        limit = AT_FIRST if self._first is None else max(LEAST, LATER * self._first)
-        beside = "" if self._first is None else f"; the first was {self._first:.2g}"
-        if self._first is None:
-            self._first = gap.mean
-        if gap.mean <= limit or self._raised:
-            return None
-        self._raised = True
-        return (
-            f"rollout {gap.rollout_id + 1}: with the same weights log-probabilities of trainer and engines differ by "
-            f"{gap.mean:.2g} nats, the mean of {gap.tokens} tokens, where at most {limit:.2g} is expected{beside}. "
-            f"{CHECK}. The run goes on"
-        )
 
 
 @dataclass(frozen=True)

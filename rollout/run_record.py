@@ -18,7 +18,7 @@ from slime_swe.rollout.alarms import Alarms
 from slime_swe.rollout.collect import Rollout
 from slime_swe.rollout.evaluation import limits
 from slime_swe.rollout.json_lines import encoded
-from slime_swe.rollout.logprob_gap import Gap, GapAlarm
+from slime_swe.rollout.logprob_gap import Gap
 from slime_swe.rollout.metrics import (
     GAP_BEFORE,
     Untrained,
@@ -43,8 +43,7 @@ class RunRecord:
         self.args, self.folder = args, Path(args.swe_run_dir)
         self.attempt = getattr(args, "swe_attempt", None) or 1
         self.status = StatusFile(self.folder, self.attempt)
-        self._untrained, self._gap_alarm = Untrained(), GapAlarm()
-        self._alarms = Alarms(getattr(args, "swe_alarms", {}))
+        self._untrained, self._alarms = Untrained(), Alarms(getattr(args, "swe_alarms", {}))
         self._recorded = time.perf_counter()
 
     def on_rollout(self, rollout_id: int, rollout: Rollout, seconds: float, gap: Gap | None = None) -> dict[str, float]:
@@ -62,9 +61,6 @@ class RunRecord:
             _log.warning("%s", said)
         for said in self._alarms.add(record):
             _log.warning("%s", said)
-        if gap is not None and (warning := self._gap_alarm.add(gap)):
-            _log.warning("%s", warning)
-            record = {**record, "warning": warning}
         self._append(record)
         requeued: dict[str, float] = {"rollout/requeued": rollout.requeued}
         return rollout.metrics() | before | requeued | {f"rollout/{name}": count for name, count in known.items()}

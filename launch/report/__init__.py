@@ -89,11 +89,11 @@ def collect(folder: Path, name: str, into: Collected) -> None:
     into.shards.close()
     lines = [line for line in read_lines(folder / METRICS, notes) if line.get("kind") == "train"]
     by_rollout = {line["rollout_id"]: line for line in lines if isinstance(line.get("rollout_id"), int)}
+    alarms = Alarms.of(recipe.alarm_limits, map(_numbers, by_rollout.values())).as_json()
     for number, line in by_rollout.items():
         if GAP_BEFORE in line and number - 1 in by_rollout:
             by_rollout[number - 1].setdefault("logprob_diff_mean", line[GAP_BEFORE])
     into.trainer[name] = redacted([*by_rollout.values()], into.secrets)
-    alarms = Alarms.of(recipe.alarm_limits, map(_numbers, by_rollout.values())).as_json()
     into.runs.append(_run(name, folder, recipe, endpoint, into.moments[moments:], alarms, into.secrets))
     into.notes += [redacted(f"{name}: {note}", into.secrets) for note in notes]
 

@@ -1,4 +1,4 @@
-"""The gap between trainer and engines in every rollout of an asynchronous run, and the warning where the engines keep
+"""The gap between trainer and engines in every rollout of an asynchronous run, and the alarm where the engines keep
 old weights: SLiME's `train_async.py`, Megatron, our rollout function."""
 
 from __future__ import annotations

@@ -87,15 +87,6 @@ def test_three_rollouts_in_a_row_that_train_nothing_are_warned_of(recipe):
     assert marked == [1, 2, 4, 5, 6, 8]
 
 
-def test_the_warning_of_a_rollout_is_said_after_its_line(recipe):
-    out = io.StringIO()
-    with RunProgress(recipe, Path("runs/a"), Console(file=out, width=200)) as progress:
-        progress.on_step(step(0))
-        progress.on_step(step(1, warning="rollout 1: weights are old"))
-    *_, line, warning = out.getvalue().splitlines()
-    assert line.startswith("rollout 2/") and warning == "rollout 1: weights are old"
-
-
 def test_an_alarm_is_said_after_the_line_of_the_rollout_that_raises_it(recipe):
     out = io.StringIO()
     with RunProgress(recipe, Path("runs/a"), Console(file=out, width=400)) as progress:

@@ -9,8 +9,17 @@ import pytest
 from slime_swe.recipes import base
 from slime_swe.recipes.registry import load_recipe
 from slime_swe.rollout.alarms import LIMITS, SHARES, STALL_SECONDS, WINDOW, Alarms
+from slime_swe.rollout.metrics import GAP_BEFORE
 
-OFF = {"broken": 1.0, "truncated": 1.0, "uninformative": 1.0, "lost_prefixes": 1.0, "stall": 0.0}
+OFF = {
+    "broken": 1.0,
+    "truncated": 1.0,
+    "uninformative": 1.0,
+    "lost_prefixes": 1.0,
+    "stall": 0.0,
+    "gap": 9.0,
+    "drift": 0.0,
+}
 PARTS = {  # a part of each share, in a line of ten episodes or groups
     "broken": lambda share: {"episodes": 10.0, "infrastructure_failures/sandbox_error": 10 * share},
     "truncated": lambda share: {"stop/submitted": 1 - share, "stop/context_full": share},
@@ -25,7 +34,10 @@ def lines(figures) -> list[dict]:
 
 
 def test_the_recipe_has_a_limit_for_each():
-    assert asdict(base.Alarms()).keys() == {*SHARES, "stall"} == OFF.keys() and PARTS.keys() == SHARES.keys()
+    assert (
+        asdict(base.Alarms()).keys() == {*SHARES, "stall", "gap", "drift"} == OFF.keys()
+        and PARTS.keys() == SHARES.keys()
+    )
     for field in LIMITS.values():
         section, _, name = field.partition(".")
         assert section == "rollout" and name in base.Rollout.__dataclass_fields__
@@ -108,3 +120,27 @@ def test_a_rollout_that_goes_on_is_overdue_once_before_it_has_ended():
     assert alarms.overdue(STALL_SECONDS).startswith("alarm, rollout 5: ")
     off = Alarms.of({**OFF, "stall": 0.0}, lines([{"seconds": {"total": 1.0}}]))
     assert not off.overdue(1e6)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "raised"),
+    [
+        ([0.011, 0.012, 0.030, 0.032], []),
+        ([0.011, 0.012, 0.036, 0.050], [("drift", 3, 4)]),
+        ([0.011, 0.036, 0.012, 0.036], [("drift", 2, 2), ("drift", 4, 4)]),
+        ([0.2, 0.2], [("gap", 1, 1)]),
+        ([1e-7, 9e-4, 2e-3], [("drift", 3, 3)]),
+        ([0.0, 9e-4, 2e-3], [("drift", 3, 3)]),
+        ([None, 0.011, None, 0.036], [("drift", 4, 4)]),
+    ],
+    ids=str,
+)
+def test_trainer_and_engines_that_drift_apart_raise_an_alarm(gaps, raised):
+    limits = {**OFF, "gap": 0.1, "drift": 3.0}
+    known = lines({} if gap is None else {GAP_BEFORE: gap} for gap in gaps)
+    alarms = Alarms(limits)
+    said = [sentence for line in known for sentence in alarms.add(line)]
+    assert [(one.name, one.first, one.last) for one in alarms.raised] == raised and len(said) == len(raised)
+    for (_, first, _), sentence in zip(raised, said, strict=True):
+        assert f"{gaps[first - 1]:.2g} nats" in sentence and "slime-swe rehearse" in sentence
+    assert not Alarms.of(OFF, known).raised

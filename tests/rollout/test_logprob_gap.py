@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from slime_swe.rollout.journals import TRAINED, TrainedSample, append_trained, read_appended
-from slime_swe.rollout.logprob_gap import WINDOW, Gap, GapAlarm, GapCheck, Window, weights_of
+from slime_swe.rollout.logprob_gap import WINDOW, Gap, GapCheck, Window, weights_of
 from slime_swe.rollout.records import write_version_spans
 from slime_swe.rollout.scripted import serve
 from slime_swe.sample import Sample
@@ -178,25 +178,6 @@ def test_weights_are_numbered_as_slime_does():
     assert [weights_of(number, 5, 1) for number in (5, 6)] == ["1", "2"], "a resumed run counts anew"
     assert [weights_of(number, 0, 2) for number in range(5)] == ["1", None, "2", None, "3"]
     assert [weights_of(number, 3, 2) for number in range(3, 8)] == ["1", "2", None, "3", None]
-
-
-@pytest.mark.parametrize(
-    ("means", "warned"),
-    [
-        ([0.011, 0.012, 0.030, 0.032], []),
-        ([0.011, 0.012, 0.036, 0.050], [2]),
-        ([0.2, 0.2], [0]),
-        ([1e-7, 9e-4, 2e-3], [2]),
-    ],
-    ids=str,
-)
-def test_the_first_gap_over_its_limit_is_warned_of(means, warned):
-    alarm = GapAlarm()
-    said = [alarm.add(Gap(number, mean, 100)) for number, mean in enumerate(means)]
-    assert [number for number, warning in enumerate(said) if warning] == warned
-    for number in warned:
-        assert said[number].startswith(f"rollout {number + 1}: ") and f"{means[number]:.2g} nats" in said[number]
-        assert "slime-swe rehearse" in said[number]
 
 
 def test_lines_are_read_from_where_the_last_ended(tmp_path):

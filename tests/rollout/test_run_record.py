@@ -69,6 +69,7 @@ def test_rollouts_that_train_nothing_are_warned_of_and_the_third_says_why(args, 
 
 
 def test_the_gap_of_the_rollout_before_is_recorded_and_warned_of_once(args, tmp_path, caplog):
+    args.swe_alarms = {"drift": 3.0}
     record = RunRecord(args)
     figures = record.on_rollout(0, rollout(1.0, -1.0), 1.0)
     assert "rollout/logprob_diff_mean" not in figures
@@ -78,8 +79,7 @@ def test_the_gap_of_the_rollout_before_is_recorded_and_warned_of_once(args, tmp_
     lines = [orjson.loads(line) for line in (tmp_path / METRICS).read_bytes().splitlines()]
     assert [line.get("rollout/logprob_diff_mean") for line in lines] == [None, 0.01, 0.5, 0.6]
     (warning,) = [entry.getMessage() for entry in caplog.records]
-    assert [line.get("warning") for line in lines] == [None, None, warning, None]
-    assert warning.startswith("rollout 2: ")
+    assert warning.startswith("alarm, rollout 3: with the same weights") and "the first was 0.01" in warning
 
 
 def test_an_alarm_is_logged(args, caplog, tmp_path):

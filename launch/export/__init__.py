@@ -15,6 +15,7 @@ from typing import ClassVar
 from slime_swe.dotted import load_registered
 from slime_swe.errors import UserError
 from slime_swe.launch.episodes import RecordedEpisode
+from slime_swe.launch.evaluation import Limits, limits_of
 from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets, redacted
 
@@ -68,16 +69,19 @@ def exporter_class(name: str) -> type[Exporter]:
 
 @dataclass(frozen=True)
 class ExportedRun:
-    """A run. name: its own. model: the checkpoint that it began with, or evaluates. agent: as the recipe names it."""
+    """A run. name: its own. model: the checkpoint that it began with, or evaluates. agent: as the recipe names it.
+    limits: of its episodes, without which a solve rate says little."""
 
     name: str
     model: str
     agent: str
+    limits: Limits
 
     @classmethod
     def of(cls, folder: Path, recipe: Recipe, secrets: Secrets) -> ExportedRun:
         names = folder.resolve().name, recipe.model.checkpoint, recipe.rollout.agent
-        return cls(*redacted([*names], secrets))
+        name, model, agent = redacted([*names], secrets)
+        return cls(name, model, agent, limits_of(recipe))
 
 
 def require_turns(episode: RecordedEpisode, journal: Path) -> None:

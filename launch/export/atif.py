@@ -52,7 +52,7 @@ class Atif(Exporter):
             "agent": {**agent, "tool_definitions": list(tools)} if tools else agent,
             "steps": steps,
             "final_metrics": _totals(episode, record, len(steps)),
-            "extra": {**episode.about(), "patch": episode.patch},
+            "extra": {**episode.about(), **self.run.limits, "patch": episode.patch},
         }
 
 

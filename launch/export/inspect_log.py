@@ -77,7 +77,7 @@ class InspectLog(Exporter):
                 model=self.run.model,
                 solver=self.run.agent,
                 config=EvalConfig(epochs=max(sample.epoch for sample in samples)),
-                metadata={"run": self.run.name, "rollout": first.first.rollout_id},
+                metadata={"run": self.run.name, "rollout": first.first.rollout_id, **self.run.limits},
             ),
             results=_results(samples),
             stats=EvalStats(

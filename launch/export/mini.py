@@ -36,9 +36,13 @@ class Mini(Exporter):
                     "instance_cost": 0.0,
                     "api_calls": sum(turn.role == "assistant" for turn in episode.turns),
                 },
-                "config": {"agent_type": self.run.agent, "model": {"model_name": self.run.model}},
+                "config": {
+                    "agent_type": self.run.agent,
+                    "agent": {"step_limit": self.run.limits["max_turns"]},
+                    "model": {"model_name": self.run.model},
+                },
                 **end,
-                "episode": episode.about(),
+                "episode": {**episode.about(), **self.run.limits},
             },
             "messages": [
                 *(_message(turn, episode) for turn in episode.turns),

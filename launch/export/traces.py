@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from slime_swe.launch.episodes import RecordedEpisode, utc
+from slime_swe.launch.evaluation import in_words
 from slime_swe.launch.export import ExportedRun, Exporter
 from slime_swe.rollout.proxy.conversation import read_arguments
 from slime_swe.rollout.turns import UNNAMED, Turn
@@ -37,8 +38,8 @@ configs:
 
 # {title}
 
-{episodes} episodes of the agent `{agent}` with `{model}`, of which {solved} solved their task. Each session ends with a
-`custom` entry: the task, the outcome, the reward, and the patch.
+{episodes} episodes of the agent `{agent}` with `{model}`, of {limits}; {solved} solved their task. Each session ends
+with a `custom` entry: the task, the outcome, the reward, and the patch.
 """
 
 
@@ -63,8 +64,8 @@ class Traces(Exporter):
     def close(self) -> None:
         title = f"Agent traces of {self.run.name}"
         about = {"title": title, "quoted": orjson.dumps(title).decode(), "product": PRODUCT}
-        run = {"agent": self.run.agent, "model": self.run.model, "episodes": self._episodes, "solved": self._solved}
-        card = CARD.format(**about, **run)
+        run = {"agent": self.run.agent, "model": self.run.model, "limits": in_words(self.run.limits)}
+        card = CARD.format(**about, **run, episodes=self._episodes, solved=self._solved)
         (self.path / "README.md").write_text(card, encoding="utf-8")
 
     def _session(self, episode: RecordedEpisode, name: str) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from inspect_ai.log import list_eval_logs, read_eval_log
 from slime_swe.errors import UserError
 from slime_swe.launch.cli import run
 from slime_swe.launch.export import EXPORTERS
+from slime_swe.recipes.registry import load_recipe
 from slime_swe.redaction import redacted, secrets_of
 from slime_swe.rollout.agents.cli import layer_of
 from slime_swe.rollout.agents.mini_swe_agent import MiniSweAgent
@@ -29,6 +30,8 @@ from tests.rewards.swebench_here import harness_python
 
 HERE = Path(__file__).parent
 SECRETS = secrets_of(ENVIRONMENT)
+_ROLLOUT = load_recipe("tiny_cpu").rollout
+LIMITS = _ROLLOUT.max_turns, _ROLLOUT.max_context
 HARBOR = HERE.parents[2] / ".venv-harbor" / "bin" / "python"
 
 
@@ -64,8 +67,8 @@ def test_inspect_reads_back_the_episodes_of_training(export, recorded):
                 check_messages(sample.messages, first.turns)
     assert [sample.epoch for sample in found["train-rollout4"].samples] == [1, 2, 3, 4]
     assert [sample.metadata.get("advantage") for sample in found["train-rollout4"].samples] == [0.75, -0.25, 0.0, None]
-    results = found["train-rollout4"].results
-    assert results.completed_samples == 3
+    results, limits = found["train-rollout4"].results, found["train-rollout4"].eval.metadata
+    assert results.completed_samples == 3 and (limits["max_turns"], limits["max_context"]) == LIMITS
     assert results.scores[0].metrics["accuracy"].value == pytest.approx(1 / 3)
 
 
@@ -116,6 +119,7 @@ def test_atif_fits_the_schema_of_harbor_s_models(export):
     for file in files:
         validator.validate(json.loads(file.read_text()))
     extra = [json.loads(file.read_text())["extra"] for file in files]
+    assert {(one["max_turns"], one["max_context"]) for one in extra} == {LIMITS}
     assert [one["advantage"] for one in extra] == [0.75, -0.25, 0.0, 0.0, [1.5, 0.0, -0.125]]
 
 
@@ -327,7 +331,8 @@ def test_mini_s_inspector_shows_every_turn(export, recorded):
         for message in json.loads(file.read_text())["messages"]:
             assert message["content"].strip("\n")[:60] in texts and message["role"].upper() in texts
     solved = json.loads(files[0].read_text())
-    assert solved["info"]["exit_status"] == "Submitted"
+    assert solved["info"]["exit_status"] == "Submitted" and solved["info"]["episode"]["max_context"] == LIMITS[1]
+    assert solved["info"]["config"]["agent"] == {"step_limit": LIMITS[0]}
     assert solved["info"]["submission"] == records(recorded)[0].episode.patch
     ran = json.loads(files[1].read_text())["messages"][4]["extra"]["actions"]
     assert [one["command"] for one in ran] == ["echo out; echo err"]
@@ -419,6 +424,7 @@ def test_datasets_finds_the_sessions_of_the_hub_by_the_card(export, tmp_path):
     path = export("hf", "--evaluation", "heldout")
     card = (path / "README.md").read_text()
     assert "- format:agent-traces\n" in card and "4 episodes" in card and "2 solved" in card
+    assert f"at most {LIMITS[0]} turns, {LIMITS[1]:,} tokens of context" in card
     found = datasets.load_dataset_builder(str(path), cache_dir=str(tmp_path / "cache")).config.data_files
     assert sorted(Path(file).name for file in found["train"]) == sorted(
         file.name for file in (path / "sessions").iterdir()

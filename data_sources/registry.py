@@ -38,6 +38,7 @@ from slime_swe.patches import changed_lines, paths_of
 # `data.filters` may hold these: options that say something of a task, and not which share of a set is taken.
 FILTERS = ("repo", "not_repo", "before", "after", "difficulty", "patch_lines", "patch_files", "tests", "statement")
 OPTIONS = ("folder", "id", "ids", "not_id", *FILTERS, "part", "by", "seed", "limit", "expect", "registry")
+STEPS = "steps"  # whose split is a file
 # Short name -> dotted path of `load(split: str) -> list[Task]`; a corpus's also takes the folder that holds it. A name
 # that holds a dot is taken for such a path.
 SOURCES = {
@@ -46,6 +47,7 @@ SOURCES = {
     "diff": "slime_swe.data_sources.diff.load",
     "vulnerability": "slime_swe.data_sources.vulnerability.load",
     "arc": "slime_swe.data_sources.arc.tasks.load",
+    STEPS: "slime_swe.data_sources.steps.load",
     "specification": "slime_swe.data_sources.specification.tasks.load",
 } | {name: c.loader for name, c in CORPORA.items()}
 
@@ -83,7 +85,8 @@ def absolute(spec: str) -> str:
     if parsed.source in CORPORA:
         options.setdefault("folder", str(CORPORA[parsed.source].folder(None)))
     options |= {name: _absolute(options[name]) for name in ("folder", "ids") if name in options}
-    return _written(_absolute(parsed.file) if parsed.file else f"{parsed.source}:{parsed.split}", options)
+    split = _absolute(parsed.split) if parsed.source == STEPS else parsed.split
+    return _written(_absolute(parsed.file) if parsed.file else f"{parsed.source}:{split}", options)
 
 
 def with_options(spec: str, options: Mapping[str, str]) -> str:
@@ -177,7 +180,7 @@ def parse(text: str) -> Spec:
     """Read a task set's name. Raises `UserError` for one that is not of this form, or has an unknown option."""
     name, _, query = text.partition("?")
     options = _options(text, query)
-    if name.endswith(FILE_KINDS):
+    if name.endswith(FILE_KINDS) and not name.startswith(f"{STEPS}:"):
         return Spec(text, file=name, options=options)
     source, colon, split = name.partition(":")
     if not colon or not split:

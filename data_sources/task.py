@@ -288,6 +288,7 @@ ORACLES = {
     "diff": "slime_swe.data_sources.diff.DiffOracle",
     "vulnerability": "slime_swe.data_sources.vulnerability.VulnerabilityOracle",
     "arc": "slime_swe.data_sources.arc.tasks.ArcOracle",
+    "step": "slime_swe.data_sources.steps.StepOracle",
     "written": "slime_swe.data_sources.factory.writing.WrittenOracle",
 }
 

@@ -318,8 +318,8 @@ class Reward:
         `repetition`, and where the task is not solved `syntax`, `type`, `name`, `attribute` and `import` for errors in
         the grading's log.
     last_mile: exponent of the share of tests that pass, in `fraction` and `tests`: above 1 the last tests count most.
-    least_spread: where the reward is a degree (`task=diff`, `task=vulnerability`), a group teaches whose best and worst
-        lie further apart than this.
+    least_spread: where the reward is a degree (`task=diff`, `steps` or `vulnerability`), a group teaches whose best and
+        worst lie further apart than this.
     """
 
     mode: Annotated[str, one_of("plus_minus", "binary", "fraction")] = "plus_minus"

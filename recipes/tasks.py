@@ -21,6 +21,7 @@ TASKS = {
     "polyglot": "slime_swe.recipes.tasks.polyglot",
     "vulnerability": "slime_swe.recipes.tasks.vulnerability",
     "arc": "slime_swe.recipes.tasks.arc",
+    "steps": "slime_swe.recipes.tasks.steps",
 }
 
 
@@ -124,4 +125,19 @@ def arc(recipe: Recipe) -> Recipe:
         recipe,
         data=replace(data, filters={"difficulty": "open", "statement": "-5000"}),
         rollout=replace(recipe.rollout, sandbox="local", max_turns=8, time_budget=120.0, system_prompt=prompt),
+    )
+
+
+def steps(recipe: Recipe) -> Recipe:
+    """Train on single steps of solved episodes, which nothing runs (PivotRL): `data.train=['steps:FILE']`, of a file
+    that `slime-swe sft` has written.
+
+    A step is rewarded by how far its tool calls agree with the episode's (`fraction`). Nothing is evaluated, since the
+    agent takes single steps alone: evaluate the trained checkpoint with the agent of whole episodes.
+    """
+    return replace(
+        recipe,
+        data=_on(recipe, "steps:solved.jsonl"),
+        reward=replace(recipe.reward, mode="fraction"),
+        rollout=replace(recipe.rollout, agent="step", sandbox="local"),
     )

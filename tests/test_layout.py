@@ -64,7 +64,7 @@ def test_no_module_imports_itself_by_way_of_others():
 
 def test_the_product_has_no_more_files_than_it_had():
     """What is only read together belongs into one file. A new variant, such as an agent, may raise the number."""
-    assert len(MODULES) + len(LEAVES) <= 442
+    assert len(MODULES) + len(LEAVES) <= 445
 
 
 EPISODE = (  # a native agent in a local sandbox, graded by the values of calls

@@ -19,6 +19,7 @@ from slime_swe.sandbox.base import Limits, Sandbox
 AGENTS = {
     "native": "slime_swe.rollout.agents.native.NativeAgent",
     "blocks": "slime_swe.rollout.agents.blocks.BlocksAgent",
+    "step": "slime_swe.rollout.agents.step.StepAgent",
     "mini_swe_agent": "slime_swe.rollout.agents.mini_swe_agent.MiniSweAgent",
     "qwen_code": "slime_swe.rollout.agents.qwen_code.QwenCode",
     "aider": "slime_swe.rollout.agents.aider.Aider",
@@ -27,7 +28,7 @@ AGENTS = {
     "opencode": "slime_swe.rollout.agents.opencode.Opencode",
     "openhands": "slime_swe.rollout.agents.openhands.OpenHands",
 }
-IN_PROCESS = {"native", "blocks"}  # of these, those that are no program
+IN_PROCESS = {"native", "blocks", "step"}  # of these, those that are no program
 
 
 class AgentError(InfrastructureError):
@@ -62,7 +63,7 @@ class Agent:
         """
         raise UserError(
             f"rollout.agent={settings.agent} can't be evaluated at an endpoint: {cls.__name__} has no "
-            f"open_at_endpoint. These can: {', '.join(name for name in AGENTS if name != 'blocks')}"
+            f"open_at_endpoint. These can: {', '.join(name for name in AGENTS if name not in ('blocks', 'step'))}"
         )
 
     @property

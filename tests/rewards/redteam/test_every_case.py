@@ -21,6 +21,7 @@ COMBINATIONS = (
     ("bubblewrap", "vulnerability"),
     ("bubblewrap", "arc"),
     ("bubblewrap", "diff"),
+    ("bubblewrap", "step"),
     ("bubblewrap", "written"),
 )
 

@@ -110,4 +110,4 @@ def test_which_agents_are_no_programs_and_which_can_be_evaluated_at_an_endpoint(
     classes = {name: agent_class(name) for name in AGENTS}
     assert {name for name, made in classes.items() if not made.is_program} == IN_PROCESS
     missing = [n for n, made in classes.items() if made.open_at_endpoint.__func__ is Agent.open_at_endpoint.__func__]
-    assert missing == ["blocks"]
+    assert missing == ["blocks", "step"]

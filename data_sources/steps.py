@@ -1,0 +1,193 @@
+"""Single steps of solved episodes: the policy is shown an episode up to a step, and takes that step itself.
+
+`slime-swe sft` writes the episodes (`steps:FILE`). Nothing is run: a step is worth how far its calls agree with those
+that the episode made there (`rewards/steps.py`). The prompt is the episode's own tokens, so it is of one vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from slime_swe.data_sources.task import Oracle, Task, Workspace
+from slime_swe.errors import UserError
+from slime_swe.patches import make_patch
+
+ANSWER = "step.json"  # in which an agent leaves its calls
+STEP = "step"  # in a task's metadata: `Step`
+MOST_ALIKE = 0.05  # of a file's steps, those with the same calls: else one answer to all of them would earn something
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One tool call of a step."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Where a step's prompt is: the first `prompt` tokens of the line of `file` that begins at the byte `start`."""
+
+    file: str
+    start: int
+    prompt: int
+
+
+class _Function(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class _ToolCall(msgspec.Struct, frozen=True):
+    function: _Function
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A chat message of the file. step_loss_mask: 1 where an assistant's is trained."""
+
+    role: str
+    content: str | None = ""
+    tool_calls: list[_ToolCall] = []
+    step_loss_mask: int = 0
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of the file, as far as it is needed (docs/warm_start.md)."""
+
+    episode: str
+    messages: list[Message]
+    tokens: list[int] = []
+    loss_mask: list[int] = []
+    tools: list[dict[str, Any]] = []
+    vocabulary: str = ""
+
+
+def read_calls(text: str) -> list[Call]:
+    """Read the calls of an answer. Raises `ValueError`, and nothing else."""
+    try:
+        calls = msgspec.json.decode(text.encode(), type=list[Call])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ValueError(f"{error}"[:200]) from None
+    return calls
+
+
+@dataclass(frozen=True)
+class StepOracle(Oracle):
+    """Grades one step by its tool calls. calls: those of the episode, as JSON: a list of `name` and `arguments`."""
+
+    kind: ClassVar[str] = "step"
+    grader: ClassVar[str] = "slime_swe.rewards.steps.try_patch"
+    deterministic: ClassVar[bool] = True
+    by_degree: ClassVar[bool] = True
+
+    fail_to_pass: tuple[str, ...] = ("same_calls",)
+    calls: str = "[]"
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        try:
+            if not read_calls(self.calls):
+                yield "calls must be at least one call, got []"
+        except ValueError as error:
+            yield f"calls must be a JSON list of objects with name and arguments: {error}"
+
+
+def load(path: str) -> list[Task]:
+    """Return a task for each step of the episodes in a file that `slime-swe sft` has written, in order.
+
+    A step is a reply that is trained there and has calls. Of steps with the same calls at most `MOST_ALIKE` of all are
+    taken, the first ones. Raises `UserError` where the file is not there, or was written without tokens.
+    """
+    file = Path(path).expanduser().absolute()
+    if not file.is_file():
+        raise UserError(f"there is no file {path}: `slime-swe sft RUN ... --out {path}` writes one of solved episodes")
+    found: list[Task] = []
+    with file.open("rb") as lines:
+        for number, (start, line) in enumerate(_placed(lines), 1):
+            found += _steps(read_line(line, f"{path}, line {number}"), file, start)
+    most, alike = ceil(MOST_ALIKE * len(found)), Counter[str]()
+    taken = []
+    for task in found:
+        assert isinstance(task.oracle, StepOracle)
+        alike[task.oracle.calls] += 1
+        if alike[task.oracle.calls] <= most:
+            taken.append(task)
+    return taken
+
+
+def read_line(line: bytes, where: str) -> Line:
+    """Read a line of the file. Raises `UserError` for what is none, or has no tokens."""
+    try:
+        found = msgspec.json.decode(line, type=Line)
+    except msgspec.DecodeError as error:
+        raise UserError(f"{where} is no line that `slime-swe sft` has written: {error}") from error
+    if not found.tokens:
+        raise UserError(
+            f"{where} has no tokens, as an endpoint gives none: a step's prompt is the episode's own tokens"
+        )
+    return found
+
+
+def _placed(lines: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield each line with its first byte."""
+    start = 0
+    for line in lines:
+        yield start, line
+        start += len(line)
+
+
+def _steps(line: Line, file: Path, start: int) -> Iterator[Task]:
+    """Yield the steps of a line. A reply that is trained is a run of ones in the mask, as others' tokens follow it."""
+    before = len(line.tokens) - len(line.loss_mask)
+    begins = [at for at, mask in enumerate(line.loss_mask) if mask and not (at and line.loss_mask[at - 1])]
+    replies = [at for at, message in enumerate(line.messages) if message.step_loss_mask]
+    if len(begins) != len(replies):
+        raise UserError(
+            f"{file}: {line.episode} has {len(replies)} replies to train, and {len(begins)} in its loss mask: "
+            "`slime-swe sft` has not written it"
+        )
+    for number, (at, begin) in enumerate(zip(replies, begins, strict=True), 1):
+        calls = calls_of(line.messages[at])
+        if calls:
+            step = Step(str(file), start, before + begin)
+            yield _task(f"{line.episode}-step{number}", line.messages[:at], calls, step)
+
+
+def calls_of(message: Message) -> str:
+    """Return the calls of a message as an answer; empty where it has none, or one that the policy wrote wrongly."""
+    calls = []
+    for call in message.tool_calls:
+        try:
+            arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
+        except msgspec.DecodeError:
+            return ""
+        calls.append(Call(call.function.name, arguments))
+    return written(calls) if calls else ""
+
+
+def written(calls: Sequence[Call]) -> str:
+    return msgspec.json.encode(calls).decode()
+
+
+def _task(name: str, shown: Sequence[Message], calls: str, step: Step) -> Task:
+    last = next((message.content or "" for message in reversed(shown) if message.role != "assistant"), "")
+    statement = f"Take the next step of an episode, {name}. What it saw last:\n{last[-500:]}"
+    oracle = replace(StepOracle(), calls=calls, gold_patch=make_patch({}, {ANSWER: calls}))
+    return Task(name, statement, Workspace(), oracle, "steps", step.file, {STEP: msgspec.to_builtins(step)})
+
+
+def prompt_of(task: Task) -> tuple[list[int], Line]:
+    """Read a step's prompt, and the line that it is of. Raises `UserError` where the file has changed."""
+    step = msgspec.convert(task.metadata[STEP], Step)
+    with Path(step.file).open("rb") as file:
+        file.seek(step.start)
+        line = read_line(file.readline(), step.file)
+    if len(line.tokens) <= step.prompt or not task.id.startswith(f"{line.episode}-step"):
+        raise UserError(f"{step.file} has changed since its steps were read")
+    return line.tokens[: step.prompt], line

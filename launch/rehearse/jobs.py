@@ -3,8 +3,10 @@ these are not the recipe's own."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import yaml
@@ -39,6 +41,12 @@ ONE_PROCESS = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}  # SLURM's cou
 def asked(recipe: Recipe, platform: Platform, run: Path, *, resume: bool = False) -> dict[str, Attributes]:
     """Return a rehearsal's attributes by heading: those of the recipe on GPUs, and what the platform wants."""
     return platform.sections(recipe, sections(recipe, run, resume=resume))
+
+
+def digest_of_flags(recipe: Recipe) -> str:
+    """Return what tells whether a recipe still asks the same of SLiME: a hash over its own flags, wherever it lies."""
+    flags = json.dumps(sections(recipe, Path("run"), resume=False), sort_keys=True, default=str)
+    return sha256(flags.replace(str(Path.cwd()), "").encode()).hexdigest()[:16]
 
 
 def train_job(recipe: Recipe, platform: Platform, run: Path, checkouts: Checkouts, *, resume: bool = False) -> Job:

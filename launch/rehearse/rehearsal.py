@@ -93,6 +93,7 @@ def rehearse(recipe: Recipe, platform: Platform, folder: Path) -> Outcome:
         differing_flags=tuple(_without_folders(one, folder) for one in differing),
         smaller=layout_of(recipe, platform).halved,
         template=_shortened(rehearsal.template, folder),
+        flags=jobs.digest_of_flags(recipe),
     )
 
 
@@ -261,7 +262,8 @@ class Outcome:
     """The outcome of a rehearsal.
 
     smaller: parts of the layout that are smaller than the recipe's. template: where the toy's chat template is from.
-    where: `cpu` or `gpu`. when: the day, in UTC. phases: seconds of each, some of them beside each other.
+    where: `cpu` or `gpu`. when: the day, in UTC. phases: seconds of each, some of them beside each other. flags:
+    `jobs.digest_of_flags` of the recipe at that time.
     """
 
     recipe: str
@@ -273,6 +275,7 @@ class Outcome:
     differing_flags: tuple[Difference, ...]
     smaller: tuple[str, ...]
     template: str
+    flags: str = ""
 
     @property
     def ok(self) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+from slime_swe.launch.config import resolve
+from slime_swe.launch.rehearse.jobs import digest_of_flags
 from slime_swe.recipes.registry import RECIPES
-from tests.launch.rehearse.what_has_run import BEFORE, COMMAND, PARTS, REHEARSALS, ROOT, page, rehearsals
+from tests.launch.rehearse.what_has_run import BEFORE, COMMAND, PARTS, REHEARSALS, ROOT, page, rehearsals, same_flags
 
 PAGE = ROOT / "docs" / "what_has_run.md"
 
@@ -22,6 +24,14 @@ def test_every_recorded_rehearsal_is_green_and_of_a_recipe():
         assert (folder / f"{outcome['recipe']}.json").is_file()
         assert all(one["reason"] for one in outcome["differing_flags"])
         assert not [one for one in outcome["differing_flags"] if (one["rehearsed"] or "").startswith("/")]
+
+
+def test_a_record_says_whether_the_recipe_has_changed_since(monkeypatch, tmp_path):
+    own = digest_of_flags(resolve("qwen3_8b"))
+    assert same_flags("qwen3_8b", {"flags": own}) == "yes" and same_flags("qwen3_8b", {}) == "not recorded"
+    assert same_flags("qwen3_8b", {"flags": digest_of_flags(resolve("qwen3_8b", ["optimizer.lr=1e-7"]))}) == "no"
+    monkeypatch.chdir(tmp_path)
+    assert digest_of_flags(resolve("qwen3_8b")) == own, "wherever it is asked"
 
 
 def test_the_files_that_the_page_names_are_there():

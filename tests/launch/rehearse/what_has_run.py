@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_swe.launch.config import resolve
+from slime_swe.launch.rehearse.jobs import digest_of_flags
 from slime_swe.launch.rehearse.rehearsal import figure
 from slime_swe.recipes.registry import RECIPES
 
@@ -92,10 +93,11 @@ def _lines() -> Iterator[str]:
     yield from (
         "[`slime-swe rehearse`](rehearse.md): real SLiME, Megatron-LM and SGLang on a CPU, a toy of the recipe's",
         "model, on two slow cores that did other things too. `benchmarks/baselines/rehearsals` has the last of each,",
-        "and in `before` the one before it, where there was one.",
+        "and in `before` the one before it, where there was one. *Same flags*: whether the recipe still asks the same",
+        "of SLiME as it did then; older records do not say.",
         "",
-        "| recipe | when | checks | not made | seconds | the one before | command |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| recipe | when | same flags | checks | not made | seconds | the one before | command |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     )
     found, before = ({outcome["recipe"]: outcome for outcome in rehearsals(folder)} for folder in (REHEARSALS, BEFORE))
     for name in (name for name in RECIPES if resolve(name).engine == "slime"):
@@ -108,11 +110,18 @@ def _lines() -> Iterator[str]:
 def _row(name: str, outcome: dict[str, Any] | None, before: dict[str, Any] | None) -> str:
     command = f"`slime-swe rehearse recipe={name}`"
     if outcome is None:
-        return f"| {name} | {NEVER} | – | – | – | – | {command} |"
+        return f"| {name} | {NEVER} | – | – | – | – | – | {command} |"
     missing = sum(check["ok"] is None for check in outcome["checks"])
-    cells = (name, outcome["when"], _passed(outcome), missing, f"{outcome['seconds']:.0f}")
+    cells = (name, outcome["when"], same_flags(name, outcome), _passed(outcome), missing, f"{outcome['seconds']:.0f}")
     earlier = f"{_passed(before)}, {before['seconds']:.0f} s" if before else NEVER
     return f"| {' | '.join(map(str, cells))} | {earlier} | {command} |"
+
+
+def same_flags(name: str, outcome: dict[str, Any]) -> str:
+    """Say whether a recipe asks the same of SLiME as when it was rehearsed."""
+    if "flags" not in outcome:
+        return "not recorded"
+    return "yes" if outcome["flags"] == digest_of_flags(resolve(name)) else "no"
 
 
 def _passed(outcome: dict[str, Any]) -> str:

@@ -47,7 +47,7 @@ class Steps:
 
     def on_episode(self, evaluation: str, done: int, total: int) -> None: ...
 
-    def on_step(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
+    def on_step(self, record: Mapping[str, Any]) -> None:
         self.times.append(time.process_time())
         self.walls.append(time.perf_counter())
 

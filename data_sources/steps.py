@@ -165,7 +165,7 @@ def calls_of(message: Message) -> str:
     for call in message.tool_calls:
         try:
             arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return ""
         calls.append(Call(call.function.name, arguments))
     return written(calls) if calls else ""

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+import msgspec
 from msgspec.structs import replace
 
-from slime_swe.data_sources.steps import ANSWER, Call, Line, prompt_of, written
+from slime_swe.data_sources.steps import ANSWER, Line, prompt_of
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from slime_swe.rollout.agents.native import SamplingAgent, load_template
@@ -71,9 +72,9 @@ class StepAgent(SamplingAgent):
         if turn.error is not None or not turn.calls:
             return StopReason.NO_TOOL_CALL
         statistics.tool_calls.update(call.name for call in turn.calls)
-        answer = written([Call(call.name, call.arguments) for call in turn.calls])
+        answer = [{"name": call.name, "arguments": msgspec.Raw(call.arguments.encode())} for call in calls]
         with statistics.sandbox_time():
-            await sandbox.write_file(ANSWER, answer.encode("utf-8", "replace"))
+            await sandbox.write_file(ANSWER, msgspec.json.encode(answer))
         return StopReason.SUBMITTED
 
     def _read(self, tokens: list[int], line: Line) -> tuple[SampledTurn, ParsedTurn]:

@@ -11,6 +11,7 @@ import pytest
 from slime_swe.data_sources.steps import ANSWER, load
 from slime_swe.errors import UserError
 from slime_swe.patches import apply_patch
+from slime_swe.rewards.grade import GradingSettings, grade
 from slime_swe.rollout.agents.native import SCHEMAS, load_template
 from slime_swe.rollout.agents.step import StepAgent
 from slime_swe.rollout.chat.tokenizer import vocabulary_of
@@ -91,6 +92,22 @@ async def test_a_reply_without_a_whole_call_leaves_no_answer(scripted, play, ste
         episode = await play(engine.url, task)
     assert (episode.patch, episode.stop_reason) == ("", StopReason.NO_TOOL_CALL)
     assert episode.counters.malformed_calls == malformed
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['"\\ud800"', "1" + "0" * 400, "[" * 300 + "]" * 300, "1e999"],
+    ids=["half a pair", "long", "deep", "infinite"],
+)
+async def test_a_call_that_json_can_write_and_few_can_read_is_an_answer_like_others(scripted, play, step, value):
+    """Such as half of a surrogate pair: it is the policy's own, and breaks nothing."""
+    task, _ = step()
+    call_of_it = f'<tool_call>\n{{"name": "view", "arguments": {{"path": {value}}}}}\n</tool_call>'
+    async with scripted(call_of_it + END) as engine:
+        episode = await play(engine.url, task, max_new_tokens=1500)
+    assert episode.stop_reason is StopReason.SUBMITTED and episode.patch
+    score = await grade(task, episode.patch, None, GradingSettings("fraction"))
+    assert (score.value, score.solved) == (0.0, False)
 
 
 async def test_limits_end_a_step(scripted, play, step):

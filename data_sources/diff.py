@@ -1,14 +1,12 @@
-"""`DiffOracle`: a patch is compared with the gold patch, and nothing is run. `load` gives its task set."""
+"""`DiffOracle`: a patch is compared with the gold patch, and nothing is run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from slime_swe.data_sources.synthetic.tasks import load as load_synthetic
-from slime_swe.data_sources.task import Oracle, Task, Workspace
-from slime_swe.errors import UserError, unknown
+from slime_swe.data_sources.task import Oracle, Workspace
 from slime_swe.fields import Meta
 
 REWARDS = ("swe_rl", "code_repair_rl", "tokens")
@@ -52,20 +50,3 @@ class DiffOracle(Oracle):
         yield from super().faults_in(workspace)
         if workspace.image is None and not workspace.files:
             yield "workspace must have the files that the gold patch changes"
-
-
-# The synthetic tasks with their tests left out of the oracle: `load("train" | "heldout" | "unseen")`.
-#
-# Graded as `swe_rl`; `load("train/code_repair_rl")` and so on are graded by that reward.
-def load(split: str) -> list[Task]:
-    """Return the tasks of a split, always the same. Raises `UserError` for an unknown split or reward."""
-    name, slash, reward = split.partition("/")
-    if slash and reward not in REWARDS:
-        raise UserError(unknown(f"reward of the tasks diff:{split}", reward, REWARDS))
-    return [_without_tests(task, reward or REWARDS[0]) for task in load_synthetic(name)]
-
-
-def _without_tests(task: Task, reward: str) -> Task:
-    known = task.oracle
-    oracle = DiffOracle(protected=known.protected, command=known.command, gold_patch=known.gold_patch, reward=reward)  # type: ignore[arg-type]
-    return replace(task, id=task.id.replace("synthetic", "diff", 1), oracle=oracle, source="diff")

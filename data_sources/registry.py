@@ -44,7 +44,7 @@ STEPS = "steps"  # whose split is a file
 SOURCES = {
     "synthetic": "slime_swe.data_sources.synthetic.tasks.load",
     "humaneval": "slime_swe.data_sources.humaneval.load",
-    "diff": "slime_swe.data_sources.diff.load",
+    "diff": "slime_swe.data_sources.synthetic.tasks.load_without_tests",
     "vulnerability": "slime_swe.data_sources.vulnerability.load",
     "arc": "slime_swe.data_sources.arc.tasks.load",
     STEPS: "slime_swe.data_sources.steps.load",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slime_swe.errors import UserError
-from slime_swe.rollout.warm_start import is_supervised
+from slime_swe.rollout.hooks import is_supervised
 
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 ESTIMATORS = ("grpo", "gspo", "cispo")

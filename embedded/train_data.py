@@ -10,8 +10,8 @@ from itertools import groupby, takewhile
 from typing import Any
 
 from slime_swe.errors import UserError
+from slime_swe.rollout.hooks import is_supervised
 from slime_swe.rollout.records import loss_mask_of
-from slime_swe.rollout.warm_start import is_supervised
 from slime_swe.sample import Sample
 
 PostProcess = Callable[[Namespace, list[Sample]], tuple[list[float], list[float]]]

@@ -27,10 +27,9 @@ from slime_swe.data_sources.task import CallsOracle, Task
 from slime_swe.errors import UserError
 from slime_swe.patches import binary_paths
 from slime_swe.rewards.canonical import NotPlain, canonical
-from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
+from slime_swe.rewards.grade import LIMITS, GraderError, GradingSettings, Trial
 from slime_swe.rewards.guard import Files, graded_files
 from slime_swe.rewards.shared import cached
-from slime_swe.rewards.test_log import LIMITS
 from slime_swe.rewards.withheld import sandbox_source
 from slime_swe.sandbox.base import ExecResult, SandboxError, Sandboxes
 

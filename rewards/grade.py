@@ -41,12 +41,13 @@ from slime_swe.fields import Argument, Meta
 from slime_swe.patches import MAX_PATCH_BYTES, OVERSIZED, PatchError, apply_patch
 from slime_swe.rewards.compose import errors_in
 from slime_swe.rollout.records import Score
-from slime_swe.sandbox.base import Sandboxes
+from slime_swe.sandbox.base import Limits, Sandboxes
 
 MODES = ("plus_minus", "binary", "fraction")
 HARNESSES = ("sandboxed", "official")
 
 LOG_TAIL_CHARACTERS = 4_000
+LIMITS = Limits(output_bytes=1 << 20)  # more than an agent sees: a test's line must not be lost in a long log
 
 
 async def grade(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings | None = None) -> Score:

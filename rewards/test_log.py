@@ -20,7 +20,7 @@ from slime_swe.data_sources.task import Oracle, Task, TestsOracle
 from slime_swe.data_sources.test_log import parse_test_log
 from slime_swe.patches import PatchError, binary_paths, paths_of
 from slime_swe.rewards.data_cases import JSON, SUFFIXES
-from slime_swe.rewards.grade import GraderError, GradingSettings, Trial
+from slime_swe.rewards.grade import LIMITS, GraderError, GradingSettings, Trial
 from slime_swe.rewards.guard import Files, folders_of, graded_files
 from slime_swe.rewards.mutated_files import (
     MOST_CONTROLS,
@@ -37,10 +37,9 @@ from slime_swe.rewards.negative_control import ControlRun, uncontrolled, with_ne
 from slime_swe.rewards.room import cause_found, image_limits, put
 from slime_swe.rewards.shared import cached
 from slime_swe.rewards.withheld import Records
-from slime_swe.sandbox.base import ExecResult, Limits, Sandbox, SandboxError, Sandboxes
+from slime_swe.sandbox.base import ExecResult, Sandbox, SandboxError, Sandboxes
 from slime_swe.sandbox.many_files import null_terminated, read_many, write_many
 
-LIMITS = Limits(output_bytes=1 << 20)  # more than an agent sees: a test's line must not be lost in a long log
 _UNCONTROLLED = GradingSettings(negative_control=False)
 
 

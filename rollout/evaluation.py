@@ -11,9 +11,9 @@ from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.slime_plugin import sample_of
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import InfrastructureError
-from slime_swe.rollout.endpoint.replies import Refused
 from slime_swe.rollout.play import Play, Player, gather, sampling_params, seeded
 from slime_swe.rollout.records import failure_of, is_broken, trajectories
+from slime_swe.rollout.replies import Refused
 from slime_swe.sample import Sample
 
 

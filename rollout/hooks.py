@@ -43,6 +43,11 @@ class RolloutHooks:
         return "evaluation" in inspect.signature(self.generate).parameters
 
 
+def is_supervised(args: Any) -> bool:
+    """Say whether a run's loss is that of recorded tokens, not of the policy's own."""
+    return bool(getattr(args, "loss_type", "policy_loss") == "sft_loss")
+
+
 def required_hook(args: Any, argument: str) -> Any:
     path = getattr(args, argument, None)
     if not path:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from slime_swe.errors import InfrastructureError
+from slime_swe.errors import InfrastructureError, UserError
 
 _POSITIVE_SLACK = 1e-4  # a log-probability may be rounded to just above 0, no more
 _LOWEST = -1000.0  # no token of such a probability is ever sampled
@@ -21,6 +21,10 @@ TOKEN_IDS = 1 << 31  # engines and trainers hold a token id in 32 bits with a si
 
 class EngineError(InfrastructureError):
     """The engine failed (unreachable, refused, slow, or its reply makes no sense): infrastructure, never the policy."""
+
+
+class Refused(UserError):
+    """The endpoint will not answer such requests: a wrong key, model or option. Another try would be refused too."""
 
 
 class Transient(EngineError):

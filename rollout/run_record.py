@@ -17,6 +17,7 @@ from slime_swe.files import append, writing
 from slime_swe.rollout.alarms import Alarms
 from slime_swe.rollout.collect import Rollout
 from slime_swe.rollout.evaluation import limits
+from slime_swe.rollout.hooks import is_supervised
 from slime_swe.rollout.json_lines import encoded
 from slime_swe.rollout.logprob_gap import Gap
 from slime_swe.rollout.metrics import (
@@ -28,7 +29,6 @@ from slime_swe.rollout.metrics import (
     why_untrained,
 )
 from slime_swe.rollout.records import EPISODES, METRICS, flatten
-from slime_swe.rollout.warm_start import is_supervised
 from slime_swe.sample import Sample
 from slime_swe.status import StatusFile
 

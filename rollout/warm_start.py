@@ -23,11 +23,6 @@ from slime_swe.sample import Sample
 _RECORDED = "recorded"  # of a sample's metadata: the file, and the places of the episode's lines
 
 
-def is_supervised(args: Any) -> bool:
-    """Say whether a run's loss is that of recorded tokens, not of the policy's own."""
-    return bool(getattr(args, "loss_type", "policy_loss") == "sft_loss")
-
-
 class RecordedSample(msgspec.Struct, frozen=True):
     """A line of the file, as far as it is trained; the samples of an episode stand together.
 

@@ -16,6 +16,7 @@ from functools import cache
 from importlib import resources
 from itertools import takewhile, zip_longest
 
+from slime_swe.data_sources.diff import REWARDS, DiffOracle
 from slime_swe.data_sources.synthetic.bugs import UNSEEN_CLASSES
 from slime_swe.data_sources.synthetic.functions import (
     PLACEHOLDER,
@@ -28,7 +29,7 @@ from slime_swe.data_sources.synthetic.functions import (
     templates,
 )
 from slime_swe.data_sources.task import CallsOracle, Task, Workspace
-from slime_swe.errors import UserError
+from slime_swe.errors import UserError, unknown
 from slime_swe.patches import make_patch
 
 SCRAMBLED_SITES = (1, 3, 8, 64)
@@ -50,6 +51,24 @@ def load(split: str) -> list[Task]:
         if _is_unique(repository.buggy_module.source, repository.modules[repository.bug.module].source):
             tasks.append(_make_task(f"synthetic-{split}-{len(tasks):04d}", split, repository, rng))
     return tasks
+
+
+def load_without_tests(split: str) -> list[Task]:
+    """Return the tasks of a split with their tests left out of the oracle: patches are compared with the gold patch.
+
+    They are graded as `swe_rl`, and those of `train/code_repair_rl` and so on by that reward. Raises `UserError` for an
+    unknown split or reward.
+    """
+    name, slash, reward = split.partition("/")
+    if slash and reward not in REWARDS:
+        raise UserError(unknown(f"reward of the tasks diff:{split}", reward, REWARDS))
+    return [_without_tests(task, reward or REWARDS[0]) for task in load(name)]
+
+
+def _without_tests(task: Task, reward: str) -> Task:
+    known = task.oracle
+    oracle = DiffOracle(protected=known.protected, command=known.command, gold_patch=known.gold_patch, reward=reward)  # type: ignore[arg-type]
+    return replace(task, id=task.id.replace("synthetic", "diff", 1), oracle=oracle, source="diff")
 
 
 def draw_repository(rng: random.Random, split: str) -> Repository:

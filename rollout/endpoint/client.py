@@ -22,7 +22,6 @@ from slime_swe.rollout.endpoint.replies import (
     ChatReply,
     ContextFull,
     Passing,
-    Refused,
     Spending,
     Unfit,
     failure_of,
@@ -31,7 +30,7 @@ from slime_swe.rollout.endpoint.replies import (
 )
 from slime_swe.rollout.json_lines import encoded
 from slime_swe.rollout.loop_scope import opened_once
-from slime_swe.rollout.replies import EngineError
+from slime_swe.rollout.replies import EngineError, Refused
 from slime_swe.rollout.settings import RolloutSettings
 
 _MOST_NAMES = 8  # models that are named to the user

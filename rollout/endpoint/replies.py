@@ -19,7 +19,7 @@ from slime_swe.errors import UserError
 from slime_swe.files import writing
 from slime_swe.rollout.client import Generation
 from slime_swe.rollout.proxy.conversation import MessageCall
-from slime_swe.rollout.replies import EngineError
+from slime_swe.rollout.replies import EngineError, Refused
 from slime_swe.rollout.turns import UNNAMED
 
 _SHOWN = 400  # characters of an endpoint's own words
@@ -31,10 +31,6 @@ _TOO_LONG = re.compile(
 _UNPAID = {"insufficient_quota", "billing_hard_limit_reached", "insufficient_balance"}
 _OF_REQUEST = {400, 413, 422}
 _PASSING = {408, 409, 425, 429}  # statuses that another try may not have
-
-
-class Refused(UserError):
-    """The endpoint will not answer such requests: a wrong key, model or option. Another try would be refused too."""
 
 
 class ContextFull(EngineError):

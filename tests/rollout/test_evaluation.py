@@ -11,11 +11,11 @@ import pytest
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.errors import InfrastructureError
 from slime_swe.launch.plan.simulation.machines import simulate
-from slime_swe.rollout.endpoint.replies import Refused
 from slime_swe.rollout.evaluation import as_slime, evaluate, load_evaluation_tasks
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.metrics import evaluation_metrics
 from slime_swe.rollout.play import Player
+from slime_swe.rollout.replies import Refused
 from slime_swe.sample import Sample
 from tests.embedded.scripted import make_args, write_tasks
 

@@ -17,7 +17,7 @@ from slime_swe.launch.slime.render import render, to_args
 from slime_swe.launch.warm_start import FOLDER, require_trainable, stage_of
 from slime_swe.recipes.base import WarmStart
 from slime_swe.recipes.registry import RECIPES, load_recipe
-from slime_swe.rollout.warm_start import is_supervised
+from slime_swe.rollout.hooks import is_supervised
 from tests.launch.warm_start.recorded import line, with_data, write
 
 ROLLOUTS = load_recipe("tiny_cpu").run.num_rollouts

@@ -17,6 +17,7 @@ import msgspec
 
 from slime_swe.data_sources.task import Oracle, Task, Workspace
 from slime_swe.errors import UserError
+from slime_swe.journal import Place
 from slime_swe.patches import make_patch
 
 ANSWER = "step.json"  # in which an agent leaves its calls
@@ -32,10 +33,10 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Where a step's prompt is: the first `prompt` tokens of the line of `file` that begins at the byte `start`."""
+    """Where a step's prompt is: the first `prompt` tokens of a line of `file`."""
 
     file: str
-    start: int
+    line: Place
     prompt: int
 
 
@@ -107,10 +108,12 @@ def load(path: str) -> list[Task]:
     file = Path(path).expanduser().absolute()
     if not file.is_file():
         raise UserError(f"there is no file {path}: `slime-swe sft RUN ... --out {path}` writes one of solved episodes")
-    found: list[Task] = []
+    found, start = list[Task](), 0
     with file.open("rb") as lines:
-        for number, (start, line) in enumerate(_placed(lines), 1):
-            found += _steps(read_line(line, f"{path}, line {number}"), file, start)
+        for number, line in enumerate(lines, 1):
+            place = Place.of(line, start)
+            found += _steps(read_line(line, f"{path}, line {number}"), file, place)
+            start = place.end
     most, alike = ceil(MOST_ALIKE * len(found)), Counter[str]()
     taken = []
     for task in found:
@@ -134,15 +137,7 @@ def read_line(line: bytes, where: str) -> Line:
     return found
 
 
-def _placed(lines: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield each line with its first byte."""
-    start = 0
-    for line in lines:
-        yield start, line
-        start += len(line)
-
-
-def _steps(line: Line, file: Path, start: int) -> Iterator[Task]:
+def _steps(line: Line, file: Path, place: Place) -> Iterator[Task]:
     """Yield the steps of a line. A reply that is trained is a run of ones in the mask, as others' tokens follow it."""
     before = len(line.tokens) - len(line.loss_mask)
     begins = [at for at, mask in enumerate(line.loss_mask) if mask and not (at and line.loss_mask[at - 1])]
@@ -155,7 +150,7 @@ def _steps(line: Line, file: Path, start: int) -> Iterator[Task]:
     for number, (at, begin) in enumerate(zip(replies, begins, strict=True), 1):
         calls = calls_of(line.messages[at])
         if calls:
-            step = Step(str(file), start, before + begin)
+            step = Step(str(file), place, before + begin)
             yield _task(f"{line.episode}-step{number}", line.messages[:at], calls, step)
 
 
@@ -183,11 +178,13 @@ def _task(name: str, shown: Sequence[Message], calls: str, step: Step) -> Task:
 
 
 def prompt_of(task: Task) -> tuple[list[int], Line]:
-    """Read a step's prompt, and the line that it is of. Raises `UserError` where the file has changed."""
+    """Read a step's prompt, and the line that it is of. Raises `UserError` where the file has changed, or is gone."""
     step = msgspec.convert(task.metadata[STEP], Step)
-    with Path(step.file).open("rb") as file:
-        file.seek(step.start)
-        line = read_line(file.readline(), step.file)
-    if len(line.tokens) <= step.prompt or not task.id.startswith(f"{line.episode}-step"):
-        raise UserError(f"{step.file} has changed since its steps were read")
+    try:
+        found = step.line.read(Path(step.file))
+    except OSError as error:
+        raise UserError(f"can't read {step.file}, whose steps are trained on: {error.strerror}") from error
+    if found is None:
+        raise UserError(f"{step.file} has changed since its steps were read: bring it back, or start a new run")
+    line = read_line(found, step.file)
     return line.tokens[: step.prompt], line

@@ -17,11 +17,11 @@ import msgspec
 
 from slime_swe.attempts import of_last_attempt
 from slime_swe.errors import UserError, unknown
+from slime_swe.journal import Place
 from slime_swe.redaction import Secrets, redacted
+from slime_swe.rollout.episode import Turn, of_episode
 from slime_swe.rollout.journals import TRAINED, TrainedSample, TrainedSamples, read_record, read_summaries, read_tools
-from slime_swe.rollout.json_lines import Place
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, Summary
-from slime_swe.rollout.turns import Turn, of_episode
 
 TRAINING = "train"  # the name of the set whose episodes are trained on
 Selected = list[tuple[Place, Summary]]

@@ -14,7 +14,7 @@ from slime_swe.data_sources.diff import DiffOracle
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from slime_swe.patches import Change, PatchError, apply_patch, read_patch
-from slime_swe.patches.model import split_lines
+from slime_swe.patches.unified import split_lines
 from slime_swe.rewards.grade import GradingSettings, Trial
 from slime_swe.sandbox.base import Sandboxes
 

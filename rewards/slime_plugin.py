@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from slime_swe.data_sources.slime_plugin import task_of
-from slime_swe.dotted import module_of
+from slime_swe.dotted import load_object, module_of
 from slime_swe.errors import UserError
 from slime_swe.fields import read_arguments
 from slime_swe.rewards.advantages import Row, segment_advantages
 from slime_swe.rewards.compose import Composition, composed
-from slime_swe.rewards.diff import likeness
 from slime_swe.rewards.grade import GraderError, GradingSettings
 from slime_swe.rewards.score_cache import score_of
 from slime_swe.rollout.hooks import A_REWARD, shown
@@ -36,6 +35,8 @@ from slime_swe.rollout.records import (
 )
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
+
+LIKENESS = "slime_swe.rewards.diff.likeness"  # by name: only runs that weigh it need its library
 
 
 @dataclass
@@ -136,7 +137,7 @@ async def _score(
     task, sandboxes = task_of(sample), await sandboxes_for(settings.of(evaluation=episode.evaluation))
     score = await score_of(task, episode.patch, sandboxes, settings.sandbox, grading)
     if "diff" in composition.weights and not score.solved:
-        alike = await asyncio.to_thread(likeness, task, episode.patch)
+        alike = await asyncio.to_thread(load_object(LIKENESS, "reward.weights"), task, episode.patch)
         score = msgspec.structs.replace(score, evidence=score.evidence | {"likeness": alike})
     if not episode.evaluation:
         return score

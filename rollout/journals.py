@@ -19,8 +19,8 @@ import orjson
 
 from slime_swe.errors import UserError
 from slime_swe.files import replace_file, writing
+from slime_swe.journal import LineIndex, Place, as_json, encoded, printable
 from slime_swe.redaction import Secrets, redacted, secrets_of
-from slime_swe.rollout.json_lines import LineIndex, Place, as_json, encoded, printable
 from slime_swe.rollout.records import TEXTS, TOOLS, TURNS, Record, Summary, columns_of, convert, parts_of, turns_of
 from slime_swe.sample import Sample
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from slime_swe.dotted import load_object
 from slime_swe.files import append, writing
+from slime_swe.journal import encoded
 from slime_swe.rollout.alarms import Alarms
 from slime_swe.rollout.collect import Rollout
 from slime_swe.rollout.evaluation import limits
 from slime_swe.rollout.hooks import is_supervised
-from slime_swe.rollout.json_lines import encoded
 from slime_swe.rollout.logprob_gap import Gap
 from slime_swe.rollout.metrics import (
     GAP_BEFORE,

@@ -23,10 +23,9 @@ from slime_swe.rollout.logprob_gap import GapCheck
 from slime_swe.rollout.loop_scope import agent_for, gate_of_loop, opened_once, sandboxes_for
 from slime_swe.rollout.metrics import episode_metrics
 from slime_swe.rollout.play import Group, gather, run_episode
-from slime_swe.rollout.records import EPISODES, EVALUATIONS, flatten
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, flatten, to_samples
 from slime_swe.rollout.retention import remove_old
 from slime_swe.rollout.run_record import RunRecord, evaluated_after
-from slime_swe.rollout.samples import to_samples
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
 

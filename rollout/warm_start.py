@@ -16,8 +16,8 @@ import msgspec
 
 from slime_swe.data_sources.slime_plugin import TaskDataSource, named
 from slime_swe.errors import UserError
-from slime_swe.rollout.json_lines import LineIndex, Place
-from slime_swe.rollout.samples import sibling_index
+from slime_swe.journal import LineIndex, Place
+from slime_swe.rollout.records import sibling_index
 from slime_swe.sample import Sample
 
 _RECORDED = "recorded"  # of a sample's metadata: the file, and the places of the episode's lines

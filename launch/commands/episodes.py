@@ -27,10 +27,9 @@ from slime_swe.launch.extras import require
 from slime_swe.launch.model import checkpoint_path
 from slime_swe.launch.output import print_json, print_rows, visible
 from slime_swe.launch.runs import RECIPE_FILE, find_run
-from slime_swe.rollout.episode import StopReason
+from slime_swe.rollout.episode import StopReason, Turn
 from slime_swe.rollout.journals import TRAINED, TrainedSample, TrainedSamples, read_record
 from slime_swe.rollout.records import EpisodeRecord, Record, Score, Summary
-from slime_swe.rollout.turns import Turn
 
 COLUMNS = ("rollout", "index", "task", "outcome", "reward", "turns", "sampled", "stop_reason")
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from slime_swe.errors import UserError
 from slime_swe.files import writing
+from slime_swe.journal import encoded
 from slime_swe.launch.output import print_json, table_console
 from slime_swe.launch.replay.asked import asked
 from slime_swe.launch.replay.figures import Row, show
 from slime_swe.launch.replay.replayed import Recorded
 from slime_swe.launch.runs import find_run
-from slime_swe.rollout.json_lines import encoded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,6 +27,7 @@ from slime_swe.data_sources.registry import load_tasks
 from slime_swe.data_sources.task import Task
 from slime_swe.errors import UserError
 from slime_swe.files import writing
+from slime_swe.journal import encoded
 from slime_swe.launch.config import read_recipe
 from slime_swe.launch.episodes import RecordedEpisode, read_episodes, select
 from slime_swe.launch.export import require_turns
@@ -38,10 +39,9 @@ from slime_swe.launch.runs import RECIPE_FILE, find_run
 from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets, secrets_of
 from slime_swe.rollout.chat.tokenizer import vocabulary_of
-from slime_swe.rollout.json_lines import encoded
+from slime_swe.rollout.episode import UNNAMED, Turn
 from slime_swe.rollout.proxy.conversation import chat_message, read_arguments
 from slime_swe.rollout.records import EPISODES, Record
-from slime_swe.rollout.turns import UNNAMED, Turn
 
 if TYPE_CHECKING:
     from datasketch import MinHash

@@ -16,11 +16,11 @@ import msgspec
 from slime_swe.attempts import ATTEMPTS, require_ended
 from slime_swe.errors import UserError
 from slime_swe.files import replace_file, writing
+from slime_swe.journal import Place
 from slime_swe.launch.config import flatten, read_recipe, save_recipe
 from slime_swe.launch.runs import RECIPE_FILE, attempt_with_status, make_folder, record_end
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.journals import append_records, read_records, read_summaries
-from slime_swe.rollout.json_lines import Place
 from slime_swe.rollout.records import EVALUATIONS, Record, Summary, trajectory_of
 from slime_swe.sample import Sample
 

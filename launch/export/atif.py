@@ -12,9 +12,9 @@ import orjson
 
 from slime_swe.launch.episodes import RecordedEpisode
 from slime_swe.launch.export import Exporter
+from slime_swe.rollout.episode import Call, Turn
 from slime_swe.rollout.proxy.conversation import read_arguments
 from slime_swe.rollout.records import Record
-from slime_swe.rollout.turns import Call, Turn
 
 VERSION = "ATIF-v1.8"
 UNKNOWN = "unknown"  # the format wants the agent's version, which runs don't record

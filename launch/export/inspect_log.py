@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from slime_swe.launch.episodes import RecordedEpisode, utc
 from slime_swe.launch.export import ExportedRun, Exporter
+from slime_swe.rollout.episode import Call, Turn
 from slime_swe.rollout.proxy.conversation import read_arguments
 from slime_swe.rollout.records import sampled_tokens
-from slime_swe.rollout.turns import Call, Turn
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalResults, EvalSample

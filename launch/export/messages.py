@@ -6,9 +6,9 @@ import orjson
 
 from slime_swe.launch.episodes import RecordedEpisode
 from slime_swe.launch.export import Exporter
+from slime_swe.rollout.episode import Turn
 from slime_swe.rollout.proxy.conversation import chat_message
 from slime_swe.rollout.records import Record
-from slime_swe.rollout.turns import Turn
 
 
 class Messages(Exporter):

@@ -11,9 +11,8 @@ import orjson
 
 from slime_swe.launch.episodes import RecordedEpisode
 from slime_swe.launch.export import Exporter
-from slime_swe.rollout.episode import StopReason
+from slime_swe.rollout.episode import StopReason, Turn
 from slime_swe.rollout.proxy.conversation import chat_message, read_arguments
-from slime_swe.rollout.turns import Turn
 
 FORMAT = "mini-swe-agent-1.1"
 _STATUS = {StopReason.SUBMITTED.value: "Submitted", StopReason.MAX_TURNS.value: "LimitsExceeded"}

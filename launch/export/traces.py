@@ -15,8 +15,8 @@ import orjson
 from slime_swe.launch.episodes import RecordedEpisode, utc
 from slime_swe.launch.evaluation import in_words
 from slime_swe.launch.export import ExportedRun, Exporter
+from slime_swe.rollout.episode import UNNAMED, Turn
 from slime_swe.rollout.proxy.conversation import read_arguments
-from slime_swe.rollout.turns import UNNAMED, Turn
 
 VERSION = 3
 PRODUCT = "slime-swe"

@@ -20,9 +20,8 @@ from slime_swe.rewards.grade import value_of
 from slime_swe.rollout.collect import LOST, is_lost, why_filtered
 from slime_swe.rollout.hooks import optional_hook, required_hook
 from slime_swe.rollout.journals import read_rollouts
-from slime_swe.rollout.records import Record, Score, loss_mask_of, sample_of, trajectories
+from slime_swe.rollout.records import Record, Score, is_removed, leaves_out, loss_mask_of, sample_of, trajectories
 from slime_swe.rollout.replies import INITIAL_WEIGHTS
-from slime_swe.rollout.samples import is_removed, leaves_out
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 from slime_swe.sample import Sample
 

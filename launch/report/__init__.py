@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import msgspec
 import orjson
@@ -20,6 +19,7 @@ import orjson
 from slime_swe import __version__
 from slime_swe.attempts import of_last_attempt
 from slime_swe.errors import UserError
+from slime_swe.journal import Place
 from slime_swe.launch.config import read_recipe
 from slime_swe.launch.episodes import RecordedEpisode
 from slime_swe.launch.evaluation import read_evaluation
@@ -33,7 +33,6 @@ from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets, redacted
 from slime_swe.rollout.alarms import Alarms
 from slime_swe.rollout.journals import TRAINED, TrainedSample, TrainedSamples, read_record
-from slime_swe.rollout.json_lines import Place
 from slime_swe.rollout.metrics import GAP_BEFORE, INFORMATIVE
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, Record, is_broken, trajectories
 
@@ -221,8 +220,8 @@ def _places(journal: Path, skipped: _Skipped) -> Iterator[tuple[Place, _Moment]]
     start = 0
     with journal.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            place = Place(start, len(line), crc32(line))
-            start += len(line)
+            place = Place.of(line, start)
+            start = place.end
             if not line.endswith(b"\n"):
                 skipped.add("the last line, half written", f"{len(line):,} bytes without an end")
                 continue

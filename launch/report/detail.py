@@ -20,9 +20,9 @@ from slime_swe.launch.model import checkpoint_folder
 from slime_swe.launch.report.charts import Segments, stop_reason, task_of
 from slime_swe.recipes.base import Recipe
 from slime_swe.redaction import Secrets
+from slime_swe.rollout.episode import Turn
 from slime_swe.rollout.journals import TrainedSample
 from slime_swe.rollout.records import Record, is_broken, sampled_tokens
-from slime_swe.rollout.turns import Turn
 
 COLUMNS = ("task", "outcome", "stop", "reward", "turns", "sampled", "seconds", "group", "number", "search")
 _CHANGED = re.compile(r"^(?:\+\+\+|---) [ab]/(.+)$", re.MULTILINE)

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 from jinja2 import Environment, StrictUndefined
 
-from slime_swe.rollout.json_lines import encoded
+from slime_swe.journal import encoded
 
 ONE_FILE = 20_000_000  # bytes of a page with all of its data
 # Our own scripts; each uses those before it.

@@ -20,9 +20,8 @@ from slime_swe.rollout.chat.template import ChatTemplate, Message, Rendered
 from slime_swe.rollout.chat.tokenizer import eos_token_ids, load_tokenizer
 from slime_swe.rollout.client import MIN_REPLY, Sampling
 from slime_swe.rollout.engine import engine_client
-from slime_swe.rollout.episode import EpisodeStatistics, Node, Session, StopReason
+from slime_swe.rollout.episode import EpisodeStatistics, Node, Session, StopReason, Turn
 from slime_swe.rollout.settings import RolloutSettings
-from slime_swe.rollout.turns import Turn
 from slime_swe.sandbox.base import Sandbox
 
 FORM = """\

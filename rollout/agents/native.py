@@ -19,10 +19,9 @@ from slime_swe.rollout.chat.tokenizer import eos_token_ids, load_tokenizer
 from slime_swe.rollout.chat.tool_formats import ParsedTurn, ToolCall, ToolFormat, parse, tool_format
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, Generation, Sampling
 from slime_swe.rollout.engine import engine_client, require_grammar
-from slime_swe.rollout.episode import EpisodeStatistics, Node, Session, StopReason
+from slime_swe.rollout.episode import EpisodeStatistics, Node, Session, StopReason, Turn, call_of
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.rollout.tools import TOOLS, ToolResult, failing_tests
-from slime_swe.rollout.turns import Turn, call_of
 from slime_swe.sandbox.base import Sandbox
 
 MIN_SHOWN = 80  # characters: a result cut shorter than this would be of no use to the policy

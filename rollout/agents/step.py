@@ -21,9 +21,8 @@ from slime_swe.rollout.chat.tokenizer import vocabulary_of
 from slime_swe.rollout.chat.tool_formats import ParsedTurn, parse, tool_format
 from slime_swe.rollout.client import MIN_REPLY, Sampling
 from slime_swe.rollout.engine import engine_client
-from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason
+from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason, Turn, call_of
 from slime_swe.rollout.settings import RolloutSettings
-from slime_swe.rollout.turns import Turn, call_of
 from slime_swe.sandbox.base import Sandbox
 
 

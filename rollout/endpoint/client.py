@@ -15,6 +15,7 @@ import aiohttp
 import orjson
 
 from slime_swe.errors import UserError
+from slime_swe.journal import encoded
 from slime_swe.redaction import LEAST, secrets_of
 from slime_swe.rollout.client import UNREACHABLE, Gate, read_body
 from slime_swe.rollout.endpoint.replies import (
@@ -28,7 +29,6 @@ from slime_swe.rollout.endpoint.replies import (
     parse_chat_reply,
     said_in,
 )
-from slime_swe.rollout.json_lines import encoded
 from slime_swe.rollout.loop_scope import opened_once
 from slime_swe.rollout.replies import EngineError, Refused
 from slime_swe.rollout.settings import RolloutSettings

@@ -18,10 +18,9 @@ from slime_swe.rollout.client import Generation, Sampling
 from slime_swe.rollout.endpoint.client import EndpointClient, endpoint_client
 from slime_swe.rollout.endpoint.replies import ChatReply, ContextFull
 from slime_swe.rollout.endpoint.session import Untokenised, messages_to
-from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason
+from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason, Turn, call_of
 from slime_swe.rollout.proxy.conversation import MessageCall, read_arguments
 from slime_swe.rollout.settings import RolloutSettings
-from slime_swe.rollout.turns import Turn, call_of
 from slime_swe.sandbox.base import Sandbox
 
 _NOT_RUN = "Error: not run, as a call before it is malformed"

@@ -18,9 +18,9 @@ from msgspec import UNSET, UnsetType
 from slime_swe.errors import UserError
 from slime_swe.files import writing
 from slime_swe.rollout.client import Generation
+from slime_swe.rollout.episode import UNNAMED
 from slime_swe.rollout.proxy.conversation import MessageCall
 from slime_swe.rollout.replies import EngineError, Refused
-from slime_swe.rollout.turns import UNNAMED
 
 _SHOWN = 400  # characters of an endpoint's own words
 _TOO_LONG = re.compile(

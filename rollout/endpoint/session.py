@@ -10,12 +10,11 @@ from slime_swe.rollout.chat.template import Content, Rendered, SampledTurn
 from slime_swe.rollout.chat.template import Message as TemplateMessage
 from slime_swe.rollout.endpoint.client import EndpointClient
 from slime_swe.rollout.endpoint.replies import ChatReply, ContextFull
-from slime_swe.rollout.episode import Node
+from slime_swe.rollout.episode import Call, Node, Turn
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request, chat_message, read_arguments
 from slime_swe.rollout.proxy.sessions import Finish, Policy, ProxySession, Spoken
 from slime_swe.rollout.proxy.tree import Prompt
 from slime_swe.rollout.settings import RolloutSettings
-from slime_swe.rollout.turns import Call, Turn
 
 
 def endpoint_policy(settings: RolloutSettings, client: EndpointClient) -> Policy:

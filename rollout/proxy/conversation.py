@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import orjson
 
-from slime_swe.rollout.turns import Call, Turn
+from slime_swe.rollout.episode import Call, Turn
 
 PIECE = 256  # characters of text in one event
 # Clients that read lines as Python does end one at these, which JSON need not escape.

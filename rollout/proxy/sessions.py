@@ -21,7 +21,7 @@ from slime_swe.errors import UserError
 from slime_swe.rollout.chat.template import SampledTurn
 from slime_swe.rollout.chat.tool_formats import MalformedCall, ToolCall, parse
 from slime_swe.rollout.client import MIN_REPLY, EngineClient, Generation, Sampling
-from slime_swe.rollout.episode import EpisodeStatistics, Segment, Session, StopReason
+from slime_swe.rollout.episode import EpisodeStatistics, Segment, Session, StopReason, call_of
 from slime_swe.rollout.proxy.connections import Connection
 from slime_swe.rollout.proxy.conversation import (
     Body,
@@ -36,7 +36,6 @@ from slime_swe.rollout.proxy.conversation import (
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.proxy.tree import ConversationTree, Key, Placement, Prompt, Start, Turn
 from slime_swe.rollout.replies import EngineError
-from slime_swe.rollout.turns import call_of
 
 MAX_TOO_LONG = 3  # prompts that don't fit, after which a client that has tried compaction would go on for ever
 ID_BYTES = 12

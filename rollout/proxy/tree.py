@@ -21,11 +21,10 @@ import orjson
 from slime_swe.rollout.chat.template import ChatTemplate, Rendered
 from slime_swe.rollout.chat.tokenizer import TemplateError
 from slime_swe.rollout.client import Generation
-from slime_swe.rollout.episode import Node, Session
+from slime_swe.rollout.episode import Call, Node, Session
+from slime_swe.rollout.episode import Turn as RecordedTurn
 from slime_swe.rollout.proxy.conversation import Message, MessageCall, ProxyError, Request
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.turns import Call
-from slime_swe.rollout.turns import Turn as RecordedTurn
 
 MOST_NOTED = 64  # edited and unmatched messages: the first ones of each
 _REMEMBERED = 16  # of the latest histories, by which most requests are placed without looking at their words

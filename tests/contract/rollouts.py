@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_swe.rollout.episode import Episode, Segment, StopReason
-from slime_swe.rollout.samples import to_samples
+from slime_swe.rollout.records import to_samples
 
 GROUP = 4
 

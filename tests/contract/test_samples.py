@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 
 from slime_swe.rollout.episode import Episode, Segment, StopReason
-from slime_swe.rollout.samples import to_samples
+from slime_swe.rollout.records import to_samples
 from tests.contract.rollouts import GROUP, a_masked_rollout, a_rollout, flat, play
 
 ray = pytest.importorskip("ray", reason="comes with SLiME's environment")

@@ -10,7 +10,7 @@ import pytest
 from slime_swe.launch.slime.render import PLUG_INS, ROLLOUT_FUNCTION
 from slime_swe.rollout.engine import ADAPTER
 from slime_swe.rollout.episode import Episode, Segment, StopReason
-from slime_swe.rollout.samples import to_samples
+from slime_swe.rollout.records import to_samples
 from tests.contract.asked import is_as_the_loop_takes_it
 from tests.contract.rollouts import GROUP, a_masked_rollout, a_rollout, flat, play
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_swe.errors import UserError
+from slime_swe.journal import LineIndex
 from slime_swe.rollout.journals import append_records, read_record, read_records, read_summaries
-from slime_swe.rollout.json_lines import LineIndex
 from slime_swe.sample import Sample
 
 
@@ -104,7 +104,7 @@ def test_one_of_many_lines_is_read_without_the_others(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from slime_swe.rollout import json_lines as line_index
+from slime_swe import journal as line_index
 from slime_swe.rollout.journals import append_records
 from slime_swe.sample import Sample
 path = Path(sys.argv[1])

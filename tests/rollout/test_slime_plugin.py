@@ -21,8 +21,7 @@ from slime_swe.rollout.episode import TRUNCATED, Episode, Segment, StopReason
 from slime_swe.rollout.hooks import RolloutHooks
 from slime_swe.rollout.metrics import episode_metrics
 from slime_swe.rollout.play import Play, Player
-from slime_swe.rollout.records import version_spans_of
-from slime_swe.rollout.samples import to_samples
+from slime_swe.rollout.records import to_samples, version_spans_of
 from slime_swe.rollout.scripted import serve
 from slime_swe.rollout.settings import Truncation
 from slime_swe.sample import Sample

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_swe.rollout import slime_plugin
-from slime_swe.rollout.episode import Episode, Session, StopReason
+from slime_swe.rollout.episode import UNNAMED, Call, Episode, Session, StopReason, Turn, of_episode
 from slime_swe.rollout.journals import append_records, packed, read_records, unpacked
 from slime_swe.rollout.proxy.conversation import Message
-from slime_swe.rollout.samples import to_samples
-from slime_swe.rollout.turns import UNNAMED, Call, Turn, of_episode
+from slime_swe.rollout.records import to_samples
 from slime_swe.sample import Sample
 from tests.rollout.proxy.test_sessions import ASKED, OPENING, ask, opened, templates  # noqa: F401 - fixtures
 from tests.rollout.support import END, FIX, PARAMS, SUBMIT, VIEW, call, make_sample

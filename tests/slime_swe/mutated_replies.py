@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 from slime_swe.patches import PatchError, edits_of, make_patch, write_blocks
-from slime_swe.patches.model import NO_NEWLINE
+from slime_swe.patches.unified import NO_NEWLINE
 from tests.slime_swe.random_edits import LINES, before_and_after
 
 ODD = [

@@ -19,7 +19,7 @@ from slime_swe.patches import (
     read_blocks,
     write_blocks,
 )
-from slime_swe.patches.model import NO_NEWLINE
+from slime_swe.patches.unified import NO_NEWLINE
 from tests.slime_swe.random_edits import before_and_after, renaming_patch
 
 BLOCK = "### a.py\n<<<<<<< SEARCH\nx = 1\n=======\nx = 2\n>>>>>>> REPLACE\n"

@@ -25,8 +25,10 @@ from slime_swe.patches.edits import (
     read_blocks,
     write_blocks,
 )
-from slime_swe.patches.model import Change, Hunk, PatchError, write_patch
-from slime_swe.patches.read import (
+from slime_swe.patches.unified import (
+    Change,
+    Hunk,
+    PatchError,
     added_paths,
     binary_paths,
     changed_lines,
@@ -35,6 +37,7 @@ from slime_swe.patches.read import (
     read_patch,
     require_few_folders,
     reverse_patch,
+    write_patch,
 )
 
 __all__ = [

@@ -16,8 +16,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from slime_swe.patches.model import Binary, Change, Hunk, PatchError, split_lines, write_patch
-from slime_swe.patches.read import read_patch, require_few_folders
+from slime_swe.patches.unified import (
+    Binary,
+    Change,
+    Hunk,
+    PatchError,
+    read_patch,
+    require_few_folders,
+    split_lines,
+    write_patch,
+)
 
 Files = Mapping[str, str | bytes]
 _MAX_GROWTH = 16 << 20  # bytes; a small patch could copy or unpack far more

@@ -10,8 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slime_swe.patches.apply import Files, apply_patch, encoded, require_no_file_in_file
-from slime_swe.patches.model import NO_NEWLINE, QUOTED, Change, Hunk, PatchError, as_text, quote, split_lines, unquote
-from slime_swe.patches.read import checked_path, paths_of, read_patch
+from slime_swe.patches.unified import (
+    NO_NEWLINE,
+    QUOTED,
+    Change,
+    Hunk,
+    PatchError,
+    as_text,
+    checked_path,
+    paths_of,
+    quote,
+    read_patch,
+    split_lines,
+    unquote,
+)
 
 MAX_EDITS = 1_000  # each looks through its file
 _SHOWN = 60  # characters of a text in a message

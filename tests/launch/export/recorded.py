@@ -20,8 +20,7 @@ from slime_swe.rollout.loop_scope import close_loop_scope
 from slime_swe.rollout.proxy.conversation import Message
 from slime_swe.rollout.proxy.sessions import Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
-from slime_swe.rollout.records import Score, write_failure, write_score
-from slime_swe.rollout.samples import to_samples
+from slime_swe.rollout.records import Score, to_samples, write_failure, write_score
 from slime_swe.rollout.scripted import by_turn, scripted_engine
 from slime_swe.sample import Sample
 from tests.planted import ENVIRONMENT, LINES

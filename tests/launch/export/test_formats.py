@@ -21,9 +21,9 @@ from slime_swe.recipes.registry import load_recipe
 from slime_swe.redaction import redacted, secrets_of
 from slime_swe.rollout.agents.cli import layer_of
 from slime_swe.rollout.agents.mini_swe_agent import MiniSweAgent
+from slime_swe.rollout.episode import UNNAMED, Turn, of_episode
 from slime_swe.rollout.journals import append_records, read_records
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, trajectories
-from slime_swe.rollout.turns import UNNAMED, Turn, of_episode
 from slime_swe.sample import Sample
 from tests.planted import ENVIRONMENT
 from tests.rewards.swebench_here import harness_python

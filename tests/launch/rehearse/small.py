@@ -24,8 +24,7 @@ from slime_swe.launch.rehearse.toy import end_replies, scaled, shape_keys, write
 from slime_swe.rollout.agents.native import load_template, opening
 from slime_swe.rollout.episode import Episode, Segment, StopReason
 from slime_swe.rollout.journals import append_records, read_records
-from slime_swe.rollout.records import EPISODES, Score, write_score
-from slime_swe.rollout.samples import to_samples
+from slime_swe.rollout.records import EPISODES, Score, to_samples, write_score
 from slime_swe.sample import Sample
 
 RECIPE = "qwen3_coder_30b_a3b"

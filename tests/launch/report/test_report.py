@@ -23,10 +23,10 @@ from slime_swe.launch.report.detail import arguments, diff, shown_tokens
 from slime_swe.launch.report.page import script_json
 from slime_swe.launch.runs import RECIPE_FILE
 from slime_swe.redaction import redacted, secrets_of
+from slime_swe.rollout.episode import of_episode
 from slime_swe.rollout.journals import TRAINED, TrainedSamples, read_records
 from slime_swe.rollout.metrics import GAP_BEFORE, wilson_interval
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, Record, trajectories
-from slime_swe.rollout.turns import of_episode
 from tests.launch.report.page_data import chart, column, details, document, plain, token_text
 from tests.launch.report.synthetic import STEP_SECONDS, synthetic_run
 from tests.planted import ENVIRONMENT

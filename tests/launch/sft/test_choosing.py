@@ -18,8 +18,8 @@ from slime_swe.launch.commands.sft import (
     sft_samples,
 )
 from slime_swe.launch.episodes import RecordedEpisode
+from slime_swe.rollout.episode import Call, Turn
 from slime_swe.rollout.records import Record
-from slime_swe.rollout.turns import Call, Turn
 
 PATTERN = re.compile(ERROR)
 

@@ -89,3 +89,6 @@ def test_a_file_that_is_not_there_or_changes_later_is_named(solved, tmp_path):
     changed(solved, episode="another")
     with pytest.raises(UserError, match="has changed since its steps were read"):
         prompt_of(task)
+    solved.unlink()
+    with pytest.raises(UserError, match=r"can't read .*, whose steps are trained on: No such file"):
+        prompt_of(task)

@@ -13,13 +13,12 @@ import pytest
 from aiohttp import web
 
 from slime_swe.rollout.client import EngineClient, Sampling
-from slime_swe.rollout.episode import EpisodeStatistics, Session, StopReason
+from slime_swe.rollout.episode import UNNAMED, EpisodeStatistics, Session, StopReason
 from slime_swe.rollout.proxy import sessions
 from slime_swe.rollout.proxy.conversation import Message, ProxyError, Request
 from slime_swe.rollout.proxy.sessions import MAX_TOO_LONG, Policy, ProxySession
 from slime_swe.rollout.proxy.templates import Templates
 from slime_swe.rollout.scripted import serve
-from slime_swe.rollout.turns import UNNAMED
 from tests.rollout.support import END, PARAMS, call
 
 OPENING = (Message("system", "Be brief."), Message("user", "Fix the bug."))

@@ -13,7 +13,7 @@ from slime_swe.launch.doctor import Finding, Machine, failure, ok, skipped, warn
 from slime_swe.launch.doctor.versions import judged, packages, upstream_of
 from slime_swe.launch.ray.dashboard import reaching
 from slime_swe.launch.ray.jobs import existing, require_gpus, require_no_ray
-from slime_swe.launch.ray.node import listed, proxies, speaks_socks
+from slime_swe.launch.ray.network import listed, proxies, speaks_socks
 from slime_swe.recipes.base import Recipe
 
 ANSWER_SECONDS = 5.0

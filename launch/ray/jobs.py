@@ -18,7 +18,8 @@ import orjson
 from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.launch.extras import CLUSTER, require
 from slime_swe.launch.ray.dashboard import gpus_by_node, headers, hosts, ray_version, reaching
-from slime_swe.launch.ray.node import Node, past_proxies, wait_for_nodes
+from slime_swe.launch.ray.network import past_proxies
+from slime_swe.launch.ray.node import Node, wait_for_nodes
 from slime_swe.launch.ray.processes import deferring, interrupting, running_ray
 from slime_swe.launch.slime.job import Job
 from slime_swe.recipes.base import Cluster, Recipe

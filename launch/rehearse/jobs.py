@@ -1,5 +1,7 @@
-"""The commands of a rehearsal: SLiME's `train.py` with the recipe's own rendering, and SLiME's converters; and where
-these are not the recipe's own."""
+"""The jobs of a rehearsal, by the recipe's own rendering: SLiME's `train.py` and its converters.
+
+`differences` says what a job has that is not the recipe's own, and why.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import yaml
 
 from slime_swe.errors import UserError
 from slime_swe.launch.model import converted_folder
-from slime_swe.launch.ray.node import free_ports
+from slime_swe.launch.ray.network import free_ports
 from slime_swe.launch.rehearse.evidence import ROLLOUTS, STEPS
 from slime_swe.launch.rehearse.platforms import Platform
 from slime_swe.launch.slime.checkouts import Checkouts

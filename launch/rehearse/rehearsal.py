@@ -33,7 +33,7 @@ from slime_swe.launch.engines import require_legal
 from slime_swe.launch.model import converted_folder
 from slime_swe.launch.output import duration, table_console
 from slime_swe.launch.progress import Bar
-from slime_swe.launch.ray.node import free_ports
+from slime_swe.launch.ray.network import free_ports
 from slime_swe.launch.rehearse import jobs
 from slime_swe.launch.rehearse.checks import Check, run_checks
 from slime_swe.launch.rehearse.evidence import (

@@ -39,7 +39,7 @@ from slime_swe.data_sources.registry import absolute
 from slime_swe.launch.engines import engine_of
 from slime_swe.launch.model import chat_template, checkpoint_folder, checkpoint_path, converted_folder
 from slime_swe.launch.plan.admission import cached_episodes, most_an_engine, sandboxes_at_once
-from slime_swe.launch.ray.node import by_interface
+from slime_swe.launch.ray.network import by_interface
 from slime_swe.launch.slime.checkouts import Checkouts
 from slime_swe.launch.slime.job import Job
 from slime_swe.launch.slime.manifest import Attributes

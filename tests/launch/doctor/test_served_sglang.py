@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slime_swe.launch.doctor.served import PROBES, PROBES_OF_EXPERTS, probe, probed
-from slime_swe.launch.ray.node import free_ports
+from slime_swe.launch.ray.network import free_ports
 from slime_swe.launch.rehearse.router import Router, serve
 from tests import real_sglang
 from tests.embedded.conftest import tiny_checkpoint as tiny_checkpoint

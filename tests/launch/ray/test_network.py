@@ -6,7 +6,7 @@ from urllib.request import getproxies_environment, proxy_bypass_environment
 
 import pytest
 
-from slime_swe.launch.ray.node import GLOO, at_address, by_interface, interface_of, past_proxies
+from slime_swe.launch.ray.network import GLOO, at_address, by_interface, interface_of, past_proxies
 
 HOSTS = ("10.1.2.3", "10.1.2.4", "node17")
 HTTP = {"http_proxy": "http://me:secret@proxy:3128", "HTTPS_PROXY": "proxy:3128", "no_proxy": "files.example.org"}

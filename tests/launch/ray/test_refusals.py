@@ -18,7 +18,7 @@ from slime_swe.launch.config import resolve
 from slime_swe.launch.extras import CLUSTER, require
 from slime_swe.launch.ray.dashboard import reaching
 from slime_swe.launch.ray.jobs import entrypoint, exit_code, run_job
-from slime_swe.launch.ray.node import address_towards, free_ports
+from slime_swe.launch.ray.network import address_towards, free_ports
 from slime_swe.launch.ray.processes import interrupting
 from slime_swe.launch.ray.slurm import recipe_of, resources
 from slime_swe.launch.slime.job import Job

@@ -46,7 +46,8 @@ def asked(recipe: Recipe, platform: Platform, run: Path, *, resume: bool = False
 
 
 def digest_of_flags(recipe: Recipe) -> str:
-    """Return what tells whether a recipe still asks the same of SLiME: a hash over its own flags, wherever it lies."""
+    """Return what tells whether a recipe still asks the same of SLiME: a hash over its own flags, wherever it lies.
+    `proof.fingerprint` is of what one machine rehearses of it."""
     flags = json.dumps(sections(recipe, Path("run"), resume=False), sort_keys=True, default=str)
     return sha256(flags.replace(str(Path.cwd()), "").encode()).hexdigest()[:16]
 

@@ -34,6 +34,7 @@ def printed(name: str, *flags: str, seconds: float = 300) -> str:
 FIGURES = {
     "episode": (["--rounds", "1"], "turn_ms_64"),
     "first_run": (["--rollouts", "1"], "cpu_ms_per_episode"),
+    "hostile_answers": (["--count", "20"], "reply_p99_ms"),
     "hostile_inputs": (["--scale", "0.01"], "patch_ms"),
     "image_sandboxes": (["--rounds", "1"], "overlay_open_ms"),
     "journals": (["--steps", "1", "--groups", "1", "--tokens", "64"], "percent"),

@@ -91,20 +91,33 @@ def test_an_oracle_without_calls_is_refused(calls):
     assert Task.from_dict({**task, "oracle": {**task["oracle"], "calls": written(MADE)}}).oracle.calls == written(MADE)
 
 
-async def test_hostile_answers_are_read_or_worth_nothing():
-    rng, right = random.Random(0), written(MADE)
-    for _ in range(300):
-        answer = list(right)
-        for _ in range(rng.randint(1, 6)):
-            at = rng.randrange(len(answer))
-            answer[at : at + rng.randint(0, 3)] = rng.choice(
-                ["", '"', "{", "[", "\\", "\\ud800", "\x00", "1e999", "漢"]
-            )
+PIECES = ["", '"', "{", "[", "\\", "\\ud800", "\x00", "1e999", "漢", "[" * 3_000, "9" * 5_000, '"a": 1, ' * 2_000]
+
+
+def mutated_answer(dice: random.Random) -> str:
+    answer = list(written(MADE))
+    for _ in range(dice.randint(1, 6)):
+        at = dice.randrange(len(answer))
+        answer[at : at + dice.randint(0, 3)] = dice.choice(PIECES)
+    return "".join(answer)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("count", [300, pytest.param(100_000, marks=pytest.mark.extended("hostile answers"))])
+async def test_hostile_answers_are_read_or_worth_nothing(count):
+    dice, read = random.Random(0), 0
+    for _ in range(count):
+        answer = mutated_answer(dice)
         try:
-            read_calls("".join(answer))
+            read_calls(answer)
+            read += 1
         except ValueError as error:
             assert str(error)
-        assert 0.0 <= (await graded("".join(answer))).value <= 1.0
+        assert 0.0 <= (await graded(answer)).value <= 1.0
+    assert count / 30 < read < count, "both kinds are tried"
+
+
+async def test_an_answer_of_many_digits_is_worth_nothing():
     assert (await graded("[" + "9" * 300_000 + "]")).value == 0.0
 
 

@@ -40,7 +40,7 @@ from slime_swe.attempts import ATTEMPTS, Attempt, attempting, of_last_attempt
 from slime_swe.embedded import checkpoint, report
 from slime_swe.embedded.checkpoint import Checkpoint, ResumeError
 from slime_swe.embedded.server_process import ServerProcess, update_weights
-from slime_swe.embedded.trackers import Opening, Trackers, figures_of, rows_of
+from slime_swe.embedded.trackers import Opening, Trackers, figures_of
 from slime_swe.embedded.train_data import to_train_data
 from slime_swe.embedded.trainer import Trainer, trained_samples
 from slime_swe.embedded.workers import set_threads
@@ -53,7 +53,7 @@ from slime_swe.rollout.evaluation import as_slime, evaluate, limits, load_evalua
 from slime_swe.rollout.hooks import RolloutHooks, optional_hook, required_hook
 from slime_swe.rollout.journals import TRAINED, append_trained
 from slime_swe.rollout.loop_scope import gate_of_loop
-from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, rollout_record
+from slime_swe.rollout.metrics import episode_metrics, evaluation_metrics, rollout_record, rows_of
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, episode_of, flatten, trajectories
 from slime_swe.rollout.retention import best_rollout
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES, SYNC

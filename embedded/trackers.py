@@ -20,8 +20,7 @@ from typing import Any, Protocol
 
 from slime_swe.errors import UserError
 from slime_swe.redaction import redacted, secrets_of
-from slime_swe.rollout.records import record_of, trajectories
-from slime_swe.sample import Sample
+from slime_swe.rollout.metrics import COLUMNS, SAMPLED
 
 MOST_WAITING = 32  # logs that a tracker is behind before it is taken for lost
 CLOSE_SECONDS = 60.0  # that a tracker gets at the end of a run to send what it holds
@@ -132,7 +131,7 @@ class _Run:
         self._module, self._run = module, run
 
     def log(self, step: int, figures: Mapping[str, float], episodes: Sequence[Sequence[Any]]) -> None:
-        table = {EPISODES: self._module.Table(columns=list(COLUMNS), data=[*map(list, episodes)])} if episodes else {}
+        table = {SAMPLED: self._module.Table(columns=list(COLUMNS), data=[*map(list, episodes)])} if episodes else {}
         self._run.log({STEP: step, **figures, **table})
 
     def close(self) -> None:
@@ -184,7 +183,7 @@ class TensorBoard:
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
         if episodes:
-            self._writer.add_text(EPISODES, "\n\n".join(map(_as_text, episodes)), step)
+            self._writer.add_text(SAMPLED, "\n\n".join(map(_as_text, episodes)), step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -217,12 +216,8 @@ def _as_text(row: Sequence[Any]) -> str:
     return f"{said}\n\n" + "\n".join(f"    {line}" for line in str(patch).splitlines())
 
 
-# The trackers of a run are given its figures, by the names that SLiME's trackers have for them, and a table of a few
-# episodes.
-SHOWN = 4  # episodes of a rollout
+# The trackers of a run are given its figures, by the names that SLiME's trackers have for them.
 STEP = "rollout/step"  # the abscissa, as SLiME calls it
-EPISODES = "swe/sampled_episodes"
-COLUMNS = ("rollout", "task", "solved", "reward", "stop_reason", "turns", "patch")
 SLIMES = {  # figures of the trainer, and of a batch -> SLiME's name
     "loss": "train/loss",
     "pg_loss": "train/pg_loss",
@@ -255,15 +250,3 @@ def _numbers(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, flo
         elif isinstance(value, int | float) and name not in ("rollout_id", "attempt"):
             found.append((f"{prefix}{name}".removeprefix("seconds/episode/"), float(value)))
     return found
-
-
-def rows_of(rollout_id: int, samples: Sequence[Sample]) -> list[list[Any]]:
-    """Return a few of a rollout's episodes, evenly spaced, as rows of a table of `COLUMNS`."""
-    episodes = trajectories(samples)
-    places = sorted({round(i * (len(episodes) - 1) / (SHOWN - 1)) for i in range(SHOWN)}) if episodes else []
-    rows: list[list[Any]] = []
-    for record in (record_of(episodes[place][0]) for place in places):
-        done = record.episode
-        what = (done.stop_reason, done.turns, done.patch) if done else ("", 0, "")
-        rows.append([rollout_id, record.task or "", record.solved, record.reward or 0.0, *what])
-    return rows

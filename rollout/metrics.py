@@ -421,3 +421,21 @@ def _passes(outcomes: Mapping[str, Sequence[int | None]]) -> dict[str, dict[str,
 
 def _reports(sound: Sequence[Segments]) -> list[EpisodeRecord]:
     return [segments[0].episode for segments in sound if segments[0].episode]
+
+
+# A table of a few episodes of each rollout, for trackers that have tables.
+SAMPLED = "swe/sampled_episodes"
+SHOWN = 4  # episodes of a rollout
+COLUMNS = ("rollout", "task", "solved", "reward", "stop_reason", "turns", "patch")
+
+
+def rows_of(rollout_id: int, samples: Sequence[Sample]) -> list[list[Any]]:
+    """Return a few of a rollout's episodes, evenly spaced, as rows of a table of `COLUMNS`."""
+    episodes = trajectories(samples)
+    places = sorted({round(i * (len(episodes) - 1) / (SHOWN - 1)) for i in range(SHOWN)}) if episodes else []
+    rows: list[list[Any]] = []
+    for record in (record_of(episodes[place][0]) for place in places):
+        done = record.episode
+        what = (done.stop_reason, done.turns, done.patch) if done else ("", 0, "")
+        rows.append([rollout_id, record.task or "", record.solved, record.reward or 0.0, *what])
+    return rows

@@ -7,25 +7,31 @@ names that the embedded engine has, without the trainer's own figures, which are
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slime_swe.dotted import load_object
 from slime_swe.files import append, writing
 from slime_swe.journal import encoded
+from slime_swe.redaction import redacted, secrets_of
 from slime_swe.rollout.alarms import Alarms
 from slime_swe.rollout.collect import Rollout
 from slime_swe.rollout.evaluation import limits
 from slime_swe.rollout.hooks import is_supervised
 from slime_swe.rollout.logprob_gap import Gap
 from slime_swe.rollout.metrics import (
+    COLUMNS,
     GAP_BEFORE,
+    SAMPLED,
     Untrained,
     episode_metrics,
     evaluation_metrics,
     rollout_record,
+    rows_of,
     why_untrained,
 )
 from slime_swe.rollout.records import EPISODES, METRICS, flatten
@@ -92,6 +98,22 @@ def evaluated_after(folder: Path, rollout_id: int) -> int:
     """Return the rollout that an evaluation follows; -1 for one before the first rollout, which SLiME calls 0 too."""
     episodes = folder / EPISODES
     return -1 if rollout_id == 0 and not (episodes.exists() and episodes.stat().st_size) else rollout_id
+
+
+def log_table(args: Any, rollout_id: int, samples: Sequence[Sample]) -> None:
+    """Send a table of a few episodes to SLiME's run in Weights & Biases, where this process has one; TensorBoard, its
+    other tracker, has no tables. Secrets of the environment are replaced in it."""
+    wandb = sys.modules.get("wandb") if getattr(args, "use_wandb", False) else None
+    if wandb is None or wandb.run is None:
+        return
+    step = rollout_id
+    if getattr(args, "wandb_always_use_train_step", False):  # slime/observability/metric_utils.py, compute_rollout_step
+        step = rollout_id * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size
+    rows = redacted(rows_of(rollout_id, samples), secrets_of(os.environ))
+    try:
+        wandb.log({"rollout/step": step, SAMPLED: wandb.Table(columns=list(COLUMNS), data=rows)})
+    except OSError as error:  # it writes a file
+        _log.warning("the table of episodes of rollout %d: %s", rollout_id + 1, error)
 
 
 def trained_tokens(args: Any, samples: list[Sample]) -> int | None:

@@ -25,7 +25,7 @@ from slime_swe.rollout.metrics import episode_metrics
 from slime_swe.rollout.play import Group, gather, run_episode
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, flatten, to_samples
 from slime_swe.rollout.retention import remove_old
-from slime_swe.rollout.run_record import RunRecord, evaluated_after
+from slime_swe.rollout.run_record import RunRecord, evaluated_after, log_table
 from slime_swe.rollout.settings import RolloutSettings
 from slime_swe.sample import Sample
 
@@ -195,13 +195,15 @@ def log_rollout(
 ) -> bool:
     """Append the trajectories to `episodes.jsonl` and add our metrics (`--custom-rollout-log-function-path`).
 
-    The metrics go into `rollout_extra_metrics`. Returns False, which makes SLiME log them afterwards.
+    The metrics go into `rollout_extra_metrics`. Returns False, which makes SLiME log them afterwards. A table of a few
+    episodes goes to Weights & Biases.
     """
     flat, key = flatten(samples), getattr(args, "reward_key", None)
     path = Path(args.swe_run_dir) / EPISODES  # there is no router where SLiME trains on dumped rollouts
     append_records(path, flat, key, rollout_id=rollout_id, attempt=getattr(args, "swe_attempt", None))
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update({f"swe/{name}": value for name, value in episode_metrics(flat, key).items()})
+    log_table(args, rollout_id, flat)
     return False
 
 

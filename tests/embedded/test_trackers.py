@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import orjson
@@ -14,10 +15,7 @@ import pytest
 
 from slime_swe.embedded.loop import train
 from slime_swe.embedded.trackers import (
-    COLUMNS,
-    EPISODES,
     MOST_WAITING,
-    SHOWN,
     STEP,
     TRACKERS,
     Opening,
@@ -27,9 +25,12 @@ from slime_swe.embedded.trackers import (
 )
 from slime_swe.errors import UserError
 from slime_swe.journal import Journal
+from slime_swe.rollout.metrics import COLUMNS, SAMPLED, SHOWN
+from slime_swe.rollout.slime_plugin import log_rollout
 from tests.embedded.scripted import NoProgress, TinyEngine, make_args
 from tests.embedded.test_loop import lasting
 from tests.planted import ENVIRONMENT
+from tests.rollout.support import make_sample
 from tests.waiting import wait_for
 
 wandb = pytest.importorskip("wandb")
@@ -100,15 +101,37 @@ def test_all_three_hold_what_metrics_jsonl_holds_and_change_nothing_in_the_run(t
     expected = [{STEP: record["rollout_id"], **figures_of(record)} for record in records]
     assert any("train/grad_norm" in each for each in expected) and any("swe/reward" in each for each in expected)
     for logged in (in_wandb(run_dir), in_trackio("run")):
-        scalars = [{k: v for k, v in each.items() if not k.startswith(EPISODES)} for each in logged]
+        scalars = [{k: v for k, v in each.items() if not k.startswith(SAMPLED)} for each in logged]
         assert scalars == [pytest.approx(own, rel=1e-6, abs=1e-12) for own in expected]
-        assert sum(any(k.startswith(EPISODES) for k in each) for each in logged) == 2  # training steps
-    (rows, _) = [each[EPISODES]["_value"] for each in in_trackio("run") if EPISODES in each]
+        assert sum(any(k.startswith(SAMPLED) for k in each) for each in logged) == 2  # training steps
+    (rows, _) = [each[SAMPLED]["_value"] for each in in_trackio("run") if SAMPLED in each]
     assert len(rows) == SHOWN and tuple(rows[0]) == COLUMNS and rows[0]["task"].startswith("train-")
     board = in_tensorboard(run_dir)
     for own in expected:
         for name, value in own.items():
             assert name == STEP or board[name][own[STEP]] == pytest.approx(value, rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize(("flag", "step"), [(False, 5), (True, 10)])
+def test_under_slime_a_table_of_episodes_goes_to_its_own_run(flag, step, tmp_path, monkeypatch):
+    """At SLiME's step of the rollout, and without secrets."""
+    name, secret = next(iter(ENVIRONMENT.items()))
+    monkeypatch.setenv(name, secret)
+    args = Namespace(swe_run_dir=str(tmp_path), use_wandb=True, wandb_always_use_train_step=flag)
+    args.rollout_batch_size, args.n_samples_per_prompt, args.global_batch_size = 4, 8, 16
+    sample = make_sample()
+    sample.reward, sample.tokens, sample.metadata["episode"] = 1.0, [1, 2], {"patch": f"+{secret}", "turns": 3}
+    log_rollout(5, args, [sample], {}, 1.0)  # SLiME has no run here yet
+    run = wandb.init(project="p", dir=str(tmp_path), settings=wandb.Settings(silent=True, console="off"))
+    log_rollout(5, args, [sample], {}, 1.0)
+    run.finish()
+    wandb.teardown()  # only then is the file sure to be whole
+    (logged,) = in_wandb(tmp_path)
+    assert logged[STEP] == step and any(each.startswith(SAMPLED) for each in logged)
+    (table,) = tmp_path.rglob("*.table.json")
+    held = orjson.loads(table.read_bytes())
+    assert tuple(held["columns"]) == COLUMNS and secret not in table.read_text()
+    assert held["data"] == [[5, "calc-1", True, 1.0, "", 3, f"+[{name} redacted]"]]
 
 
 class Dying:

@@ -1,11 +1,11 @@
 """What a run's own record costs, beside the training steps that it is about.
 
 `tiny_cpu` trains a few whole steps, and its logging hook is timed: every episode of a step goes into `episodes.jsonl`,
-flushed to the disk, with its index and the step's metrics. The line of `metrics.jsonl` and the step's phases in
-`status.json` are timed afterwards, in other files. All are milliseconds for one step: `_ms` of this process's processor
-time, so that a busy machine measures the same, `_wall_ms` of wall time, the disk's included. `step_ms` is the trainer's
-without its server and sandboxes, which are processes of their own. `percent` and `wall_percent` are the record's share
-of a step.
+flushed to the disk, with its index and the step's metrics. The line of `metrics.jsonl`, the step's phases in
+`status.json` and its lines of `trained.jsonl` are timed afterwards, in other files. All are milliseconds for one step:
+`_ms` of this process's processor time, so that a busy machine measures the same, `_wall_ms` of wall time, the disk's
+included. `step_ms` is the trainer's without its server and sandboxes, which are processes of their own. `percent` and
+`wall_percent` are the record's share of a step.
 
 `long_episode_ms` is the processor time for one episode of `--tokens` tokens, which is not part of the steps.
 
@@ -26,7 +26,7 @@ from benchmarks.trackers import Steps, whole_steps
 from slime_swe.embedded.loop import PHASES, train
 from slime_swe.journal import Journal
 from slime_swe.launch.slime.render import to_args
-from slime_swe.rollout.journals import append_records
+from slime_swe.rollout.journals import TRAINED, append_records, append_trained, read_appended
 from slime_swe.rollout.records import EPISODES, METRICS
 from slime_swe.rollout.slime_plugin import log_rollout
 from slime_swe.sample import Sample
@@ -75,6 +75,12 @@ def _steps(folder: Path, steps: int, groups: int) -> Figures:
             copied.append(record)
             for phase in PHASES:
                 status.on_phase(phase)
+    trained, _ = read_appended(folder / "run" / TRAINED, 0)
+    for rollout in range(1, steps + 1):
+        of_step = [sample for sample in trained if sample.rollout_id == rollout]
+        assert of_step
+        with line:
+            append_trained(folder / TRAINED, of_step)
     measured = [*args.spent[1:], line]
     cpu, wall = sum(each.cpu for each in measured), sum(each.wall for each in measured)
     step_cpu, step_wall = progress.times[-1] - progress.times[0], progress.walls[-1] - progress.walls[0]

@@ -41,6 +41,7 @@ FIGURES = {
     "negative_control": (["--rounds", "1", "--tests", "3"], "controlled_ratio"),
     "proxy": (["--turns", "1", "--scale", "0.01", "--tokenizer", str(SEED)], "overhead_p50_ms_at_32k"),
     "replay": (["--rollouts", "2", "--groups", "2"], "memory_ratio"),
+    "report_page": (["--episodes", "1000"], "small_ms"),
     "rollout_schedule": (["--slots", "16", "--steps", "5"], "slot_use_continuous"),
     "sandbox": (["--rounds", "1"], "cycle_ms"),
     "trackers": (["--steps", "1", "--groups", "1"], "percent"),

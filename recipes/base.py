@@ -532,7 +532,7 @@ class Run:
 @dataclass(frozen=True)
 class Alarms:
     """The limits above which a run warns. A share is the mean of the last five rollouts, and 1 raises no alarm. The
-    values are those of miles' dashboard.
+    values are those of miles' dashboard, but for the last two.
 
     broken: share of the episodes that infrastructure broke.
     truncated: share of the episodes that a limit ended: turns, context, tokens of a reply, time.

@@ -3,7 +3,7 @@
 A checkpoint is served by the embedded server, or by the running SGLang that serving.router_ip names.
 
 slime-swe evaluate first                                     a run's newest checkpoint, on the recipe's sets
-slime-swe evaluate runs/first/checkpoints/rollout_13
+slime-swe evaluate runs/first/checkpoints/rollout_16
 slime-swe evaluate path/to/model --tasks my=path/to/tasks.jsonl --samples 4
 slime-swe evaluate first --output kept && slime-swe episodes kept --list
 slime-swe evaluate first serving.router_ip=127.0.0.1 serving.router_port=30000 --output verified

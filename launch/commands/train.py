@@ -140,7 +140,11 @@ def _missed_by_engine(recipe: Recipe, start: Start) -> list[str]:
 
 
 def _say_what_is_missing(recipe: Recipe) -> None:
-    """Note the tasks and images that are missing, for a dry run, which needs none of them."""
+    """Note the plug-ins, tasks and images that are missing, for a dry run, which needs none of them."""
+    try:
+        require_plug_ins(recipe)
+    except UserError as error:
+        _note(str(error))
     try:
         tasks, missing = read_sets(recipe)
         _note(not_here(missing) if missing else missing_images(recipe, tasks))

@@ -62,11 +62,12 @@ def check_tasks(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
     """Read every task set; tasks that bring a container image need a sandbox that takes one, and the images."""
     sets = [("data.train", spec) for spec in recipe.data.training_sets]
     sets += [(f"data.eval.{name}", spec) for name, spec in recipe.data.evaluation_sets.items()]
-    found: list[Task] = []
+    found, all_read = list[Task](), True
     for key, spec in sets:
         try:
             tasks = load_tasks(spec)
         except NotFetched as error:
+            all_read = False
             yield failure("tasks", f"{key}: {error}", "fetch it where there is a network", error.command)
         except UserError as error:
             yield failure("tasks", f"{key}: {error}", f"change {key}; `slime-swe tasks list` says what there is")
@@ -76,6 +77,8 @@ def check_tasks(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         yield from _without_image(key, spec, recipe.rollout.sandbox, machine)
     if any(isinstance(task.oracle, HarnessOracle) for task in found):
         yield _harness(recipe.reward.harness_python or sys.executable, machine)
+    elif not all_read:
+        yield skipped("swebench", "the tasks must be here first")
     if any(task.workspace.image for task in found) and make_backend(recipe.rollout.sandbox).takes_images:
         yield _images([spec for _, spec in sets], found, recipe.rollout.sandbox)
 

@@ -76,12 +76,25 @@ def recipe_for(target: str, given: list[str]) -> Recipe:
 def _recipe_for(target: str, given: list[str]) -> Recipe:
     model = model_folder(Path(target))
     if model is None:
+        _require_there(Path(target))
         folder = find_run(target, value_of("run.dir", given, "runs"))
         return with_value(resolve(str(folder / RECIPE_FILE), given), "model.checkpoint", str(newest_weights(folder)))
     run = next((folder for folder in model.resolve().parents[:3] if (folder / RECIPE_FILE).is_file()), None)
     if run is not None and not value_of("recipe", given, ""):
         return with_value(resolve(str(run / RECIPE_FILE), given), "model.checkpoint", str(model))
     return resolve(DEFAULT_RECIPE, [*given, f"model={model}"])
+
+
+def _require_there(target: Path) -> None:
+    """Raise `UserError` for a path that leads nowhere, with what lies beside it; a name alone is a run's."""
+    if "/" not in str(target) or target.exists():
+        return
+    beside = sorted(path.name for path in target.parent.glob("*"))[-5:]
+    there = f"{target.parent} has {', '.join(beside)}" if beside else f"there is nothing in {target.parent}"
+    raise UserError(
+        f"{target} does not exist; {there}. Give a run's name or folder, a checkpoint, a folder with a model's "
+        "config.json, or an endpoint, https://HOST/v1"
+    )
 
 
 def model_folder(target: Path) -> Path | None:

@@ -146,6 +146,10 @@ def test_unknown_words_are_refused(words, capsys):
         (["eval", "http://h/v1", "--model", "m", "--budget", "tokens=x"], "such as 0.3, 500k or 2M"),
         (["eval", "http://h/v1", "--model", "m", "--resume"], "--resume needs --output"),
         (["eval", "nothing", "--key-variable", "K"], "--key-variable is of an endpoint, and nothing is none"),
+        (
+            ["eval", "path/to/model"],
+            "path/to/model does not exist; there is nothing in path/to. Give a run's name or folder",
+        ),
         (["eval", "/tmp"], "holds no model (config.json), no checkpoint of one (hf/config.json) and no run"),
     ],
 )

@@ -297,9 +297,13 @@ def test_a_run_is_refused_with_the_one_command_that_brings_all_its_tasks(capsys,
     printed = capsys.readouterr()
     assert f"note: swebench:verified, swegym:train, quixbugs:python not on this machine: {command}" in printed.err
     assert "train.py" in printed.out, "a dry run shows the command all the same"
+    own = ["recipe=qwen25_coder_7b", *words[1:], f"rollout.sandbox={WHERE}.Shelf", "reward.function=nowhere.reward"]
+    assert run(["train", *own, "--dry-run"]) == 0
+    assert "note: reward.function='nowhere.reward': there is no module 'nowhere'" in capsys.readouterr().err
     recipe = variant("tiny_cpu", data__train=["swegym:train"], data__eval={}, rollout__sandbox=f"{WHERE}.Shelf")
-    (found,) = check_tasks(recipe, Machine())
+    found, harness = check_tasks(recipe, Machine())
     assert found.status == "failure" and found.command == "slime-swe tasks fetch swegym:train"
+    assert (harness.check, harness.status) == ("swebench", "skipped"), "what its tasks need is not known yet"
 
 
 def test_missing_images_are_said_before_a_run(capsys):

@@ -38,6 +38,7 @@ MOST_ANSWERS = 4096  # tasks whose unpatched code's answers are cached, each in 
 _RUNNER, _CALLS = ".grader/run.py", ".grader/calls.txt"  # where `call_runner.py` is put, and where it looks
 _COMMAND = f"python3 -I -S -B {_RUNNER}"
 _VALUE = re.compile(r"^VALUE ([0-9]+) (.*)$", re.MULTILINE)
+_REPORTED = re.compile(r"^(?:VALUE|RAISED) ([0-9]{1,9}) ", re.MULTILINE)
 
 
 async def try_patch(task: Task, patch: str, sandboxes: Sandboxes, settings: GradingSettings) -> Trial:
@@ -85,13 +86,35 @@ def _trial(task: Task, results: Mapping[str, bool], result: ExecResult, details:
     return Trial(tests, solved, log, result.exit_code, result.timed_out and not solved, details)
 
 
-async def _unpatched(task: Task, calls: Calls, sandboxes: Sandboxes) -> Sequence[bool]:
-    """Say of each held-out call whether it is right without a patch. One run serves all patches of a task."""
+Known = Sequence[bool | None]
+
+
+async def _unpatched(task: Task, calls: Calls, sandboxes: Sandboxes) -> Known:
+    """Say of each held-out call whether it is right without a patch; None where a call before it hangs. One run serves
+    all patches of a task.
+
+    A call hangs where two runs reach their time limit at it. Else the machine was too slow for one of them, and what it
+    did not come to would be taken for wrong for all patches of the task. Raises `GraderError` where both runs reach
+    their limit, at different calls.
+    """
     held_out = Calls((), calls.held_out)
 
-    async def run() -> Sequence[bool]:
+    async def run() -> Known:
         files, _ = await _code_and_calls(task, "", held_out)
-        return held_out.read((await _run(task, files, sandboxes)).output)[1]
+        hung_at = set[int]()
+        for _ in range(2):
+            result = await _run(task, files, sandboxes)
+            right = held_out.read(result.output)[1]
+            if not result.timed_out:
+                return right
+            hung_at.add(held_out.reached(result.output))
+        if len(hung_at) > 1:
+            raise GraderError(
+                f"the unpatched code was stopped after {task.oracle.timeout_seconds:g} s twice, at different calls "
+                f"({', '.join(map(str, sorted(hung_at)))}): the machine is too busy to judge it"
+            )
+        (at,) = hung_at
+        return [*right[:at], False, *[None] * len(right[at + 1 :])]
 
     assert isinstance(task.oracle, CallsOracle), task.oracle
     decides = (sorted(task.workspace.files.items()), task.oracle.held_out_tests, task.oracle.timeout_seconds)
@@ -99,14 +122,15 @@ async def _unpatched(task: Task, calls: Calls, sandboxes: Sandboxes) -> Sequence
     return await cached("answers of unpatched code", key, run, most=MOST_ANSWERS)
 
 
-def _special_cased(right: Sequence[bool], before: Sequence[bool]) -> str:
+def _special_cased(right: Sequence[bool], before: Known) -> str:
     """Say why code that is right on all that the tests show is not believed to be a fix; empty where it is.
 
-    right: of each held-out call whether the patched code is right; before: whether the unpatched code is.
+    right: of each held-out call whether the patched code is right; before: whether the unpatched code is, as far as it
+    comes to it.
     """
     if all(before):
         return "the unpatched code is right on all held-out calls of the task, which thus can't tell a fix from a table"
-    for side, what in ((False, "gets wrong"), (True, "gets right")):
+    for side, what in ((False, "gets wrong"), (True, "gets right"), (None, "does not come to")):
         chosen = [now for now, then in zip(right, before, strict=True) if then is side]
         if sum(chosen) < MIN_SHARE * len(chosen):
             return (
@@ -170,6 +194,11 @@ class Calls:
             name: all([next(verdicts) for _ in calls]) for file in self.files for name, calls in file.tests.items()
         }
         return tests, list(verdicts)
+
+    def reached(self, output: str) -> int:
+        """Return the number of the first call behind all that were reported."""
+        numbers = [int(number) for number in _REPORTED.findall(output)]
+        return max((number + 1 for number in numbers if number < sum(1 for _ in self._calls())), default=0)
 
     def _calls(self) -> Iterator[LiteralCall]:
         """Yield the calls in the order in which `call_runner.py` numbers them."""

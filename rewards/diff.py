@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -272,6 +272,23 @@ def _left_of_files(task: Task, patch: str) -> dict[str, object]:
 
 def _left_of_image(changes: Mapping[str, list[Change]]) -> dict[str, object]:
     return {
-        path: [(change.new_path, change.only_stated, [hunk.lines for hunk in change.hunks]) for change in found]
+        path: [
+            (
+                *(change.old_path, change.new_path, change.copied, change.new_mode if change.old_path else ""),
+                *(change.binary and change.binary.forward, [*_edits(change)]),
+            )
+            for change in found
+        ]
         for path, found in changes.items()
     }
+
+
+def _edits(change: Change) -> Iterator[tuple[int, str]]:
+    """Yield each line that is removed or added with the number that the next line of the old file has there, without
+    context, of which patches may show more or less."""
+    for hunk in change.hunks:
+        at = hunk.old_start + (not hunk.old)
+        for line in hunk.lines:
+            if line[0] != " ":
+                yield at, line
+            at += line[0] != "+"

@@ -48,8 +48,10 @@ class MutatedFiles:
     withheld: tuple[Withheld, ...] = ()
     rewritten: bool = False
 
-    def reported(self, failed: frozenset[str], passed: frozenset[str], records: Records) -> ControlRun:
-        return ControlRun(self.functions, failed, passed, self.withheld, records, self.rewritten)
+    def reported(
+        self, failed: frozenset[str], passed: frozenset[str], records: Records, *, timed_out: bool = False
+    ) -> ControlRun:
+        return ControlRun(self.functions, failed, passed, self.withheld, records, self.rewritten, timed_out)
 
 
 def mutate_files(
@@ -177,7 +179,7 @@ async def known_control(
     task: Task, patch: str, sandboxes: Sandboxes, tests: Sequence[str], control: Control
 ) -> ControlRun:
     """Return the control of the gold patch or of none, made once for all patches of a task. That of the gold patch is
-    made again if nothing came of it. Raises `GraderError` where the gold patch can't be applied."""
+    made again if nothing came of it. Raises `GraderError` where the gold patch can't be applied, or `_settled` does."""
     decides = (task.id, task.oracle, sorted(task.workspace.files.items()), task.workspace.image, patch, tuple(tests))
     key = hashlib.sha256(
         repr(decides).encode(errors="backslashreplace")
@@ -186,9 +188,26 @@ async def known_control(
         return await cached(
             "control",
             (sandboxes, key),
-            lambda: control(tests),
+            lambda: _settled(lambda: control(tests)),
             keep=lambda run: run.reports or not patch,
             most=MOST_CONTROLS,
         )
     except (PatchError, UnwrittenError) as error:
         raise GraderError(f"the task's gold patch can't be applied: {error}") from error
+
+
+async def _settled(control: Callable[[], Awaitable[ControlRun]]) -> ControlRun:
+    """Return a control that all patches are held against: if its time ran out, a second one that came as far.
+
+    On a busy machine a control may lack what it has on another, and a value that the unpatched code gives would then
+    seem to be the patch's. Raises `GraderError` where two came to different places.
+    """
+    run = await control()
+    if not run.timed_out:
+        return run
+    again = await control()
+    if again.timed_out and again.records.keys() != run.records.keys():
+        raise GraderError(
+            "a control reached its time limit twice, at different places: the machine is too busy to judge"
+        )
+    return again

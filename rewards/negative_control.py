@@ -100,6 +100,7 @@ class ControlRun:
 
     functions: the mutated tests, those of one function together. withheld: the values that were, by number; records:
     what was given in their place. rewritten: no test could be mutated, and their files have other literals.
+    timed_out: the run reached its time limit, so that it says less than it might.
     """
 
     functions: tuple[frozenset[str], ...] = ()
@@ -108,6 +109,7 @@ class ControlRun:
     withheld: tuple[Withheld, ...] = ()
     records: Records = field(default_factory=dict)
     rewritten: bool = False
+    timed_out: bool = False
 
     @property
     def mutated(self) -> frozenset[str]:

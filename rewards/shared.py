@@ -7,7 +7,8 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from slime_swe.data_sources.task import Task
@@ -26,23 +27,39 @@ async def cached(
     most: int = KEPT,
 ) -> T:
     """Return what `make` gives. The first caller with this key makes it for all. A failure is not cached, nor what
-    is not worth to `keep`. most: results of this kind that are kept, those that were asked for last."""
-    known: OrderedDict[Hashable, asyncio.Future[T]] = await opened_once(
+    is not worth to `keep`. most: results of this kind that are kept, those that were asked for last.
+
+    Where all that wait for it are cancelled it is cancelled too: nobody would hear of its failure but a later caller.
+    """
+    known: OrderedDict[Hashable, _Shared[T]] = await opened_once(
         ("cached", kind), lambda: contextlib.nullcontext(OrderedDict())
     )
     if key not in known:
-        known[key] = asyncio.ensure_future(make())
+        known[key] = _Shared(asyncio.ensure_future(make()))
         while len(known) > most:
             known.popitem(last=False)
     known.move_to_end(key)
-    future, kept = known[key], False
+    shared, kept = known[key], False
+    shared.waiting += 1
     try:
-        result = await asyncio.shield(future)  # a cancelled caller must not break the others
+        result = await asyncio.shield(shared.future)  # a cancelled caller must not break the others
         kept = keep(result)
         return result
     finally:
-        if not kept and future.done() and known.get(key) is future:
+        shared.waiting -= 1
+        abandoned = not shared.waiting and not shared.future.done()
+        if abandoned:
+            shared.future.cancel()
+        if (abandoned or (not kept and shared.future.done())) and known.get(key) is shared:
             del known[key]
+
+
+@dataclass
+class _Shared(Generic[T]):
+    """A result that is being made, and how many wait for it."""
+
+    future: asyncio.Future[T]
+    waiting: int = 0
 
 
 async def lock_of(task: Task) -> GroupLock:

@@ -272,7 +272,7 @@ def _reported(run: _Done) -> ControlRun:
     failed, passed = (
         frozenset(name for name, found in results.items() if found is verdict) for verdict in (False, True)
     )
-    return run.mutated.reported(failed, passed, run.records)
+    return run.mutated.reported(failed, passed, run.records, timed_out=run.result.timed_out)
 
 
 def _trial(task: Task, run: _Done, patch: str) -> Trial:

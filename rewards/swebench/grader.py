@@ -155,7 +155,7 @@ class _Runs:
         expected = frozenset().union(*mutated.functions) if record_to else None
         instance = self.evaluation.instance if record_to else _with_cases(self.evaluation.instance, log)
         reported = await _reported(log, instance, self.harness, expected)
-        return mutated.reported(*reported, done.records)
+        return mutated.reported(*reported, done.records, timed_out=done.result.timed_out)
 
 
 def _trial(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import copy
 import functools
 import random
@@ -317,6 +318,59 @@ async def test_a_failure_to_run_the_unpatched_code_is_the_grader_s_and_not_cache
     counting.broken = False
     assert (await unpatched()).count(False) == 12
     await close_loop_scope()
+
+
+class Stalling:
+    """Sandboxes whose runs reach their time limit, each behind so many calls; None: it does not."""
+
+    def __init__(self, inner, *after: int | None) -> None:
+        self.inner, self.after = inner, [*after]
+
+    @contextlib.asynccontextmanager
+    async def open(self, *words):
+        async with self.inner.open(*words) as sandbox:
+            yield Stalled(sandbox, self.after.pop(0) if self.after else None)
+
+
+class Stalled:
+    def __init__(self, sandbox, after: int | None) -> None:
+        self.sandbox, self.after = sandbox, after
+
+    async def exec(self, command: str, timeout: float):
+        result = await self.sandbox.exec(command, timeout=timeout)
+        if self.after is None:
+            return result
+        shown = result.output.split(f"VALUE {self.after} ")[0]
+        return replace(result, output=shown, timed_out=True, exit_code=None)
+
+
+async def test_a_stall_of_the_unpatched_code_makes_no_call_wrong(sandboxes):
+    right = await call_values._unpatched(TASK, calls(), sandboxes)
+    await close_loop_scope()
+    assert await call_values._unpatched(TASK, calls(), Stalling(sandboxes, 0)) == right, "it is run again"
+    await close_loop_scope()
+    hangs = await call_values._unpatched(TASK, calls(), Stalling(sandboxes, 5, 5))
+    assert hangs == [*right[:5], False, *[None] * (len(right) - 6)], "it hangs at this call"
+    await close_loop_scope()
+    stalling = Stalling(sandboxes, 0, 5)
+    with pytest.raises(
+        GraderError, match=r"stopped after .* twice, at different calls \(0, 5\): the machine is too busy"
+    ):
+        await call_values._unpatched(TASK, calls(), stalling)
+    assert await call_values._unpatched(TASK, calls(), stalling) == right, "and that is not cached"
+    await close_loop_scope()
+
+
+@pytest.mark.parametrize(
+    ("right", "before", "believed"),
+    [
+        ([True] * 4, [False, True, None, None], True),
+        ([False, True, True, True], [False, True, None, None], False),
+        ([True, True, False, False], [False, True, None, None], False),
+    ],
+)
+def test_calls_that_the_unpatched_code_does_not_come_to_count_for_themselves(right, before, believed):
+    assert (call_values._special_cased(right, before) == "") is believed
 
 
 # Literals, with numbers of all types that are equal to each other, and containers of them.

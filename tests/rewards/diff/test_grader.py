@@ -176,6 +176,31 @@ async def test_files_of_an_image_are_compared_by_the_patches_text():
     assert [(score.solved, score.value) for score in scores] == [(True, 1.0), (False, 0.5), (False, 0.0)]
 
 
+LINES = (
+    "--- a/a.py\n+++ b/a.py\n@@ -8,3 +8,3 @@\n     def run(self):\n-        x = 1\n+        x = 2\n         return x\n"
+)
+BYTES = "diff --git a/a b/a\nindex 0000000..1111111 100644\nGIT binary patch\nliteral 3\nKcmZQ%Vqjoo\n\n"
+MOVED = "diff --git a/old.py b/new.py\nsimilarity index 100%\nrename from old.py\nrename to new.py\n"
+
+
+@pytest.mark.parametrize(
+    ("gold", "patch", "same"),
+    [
+        (LINES, LINES, True),
+        (LINES, LINES.replace("-8,3 +8,3", "-2,3 +2,3"), False),  # the same method of the other class
+        (LINES, "--- a/a.py\n+++ b/a.py\n@@ -9 +9 @@\n-        x = 1\n+        x = 2\n", True),  # with less context
+        (BYTES, BYTES, True),
+        (BYTES, BYTES.replace("KcmZQ%Vqjoo", "KcmZQ%VrXGx"), False),
+        (MOVED, MOVED, True),
+        (MOVED, MOVED.replace("old.py", "other.py"), False),
+        ("--- a/a.py\n+++ b/a.py\n@@ -1,0 +2 @@\n+x\n", "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,3 @@\n a\n+x\n b\n", True),
+    ],
+)
+def test_patches_of_an_image_are_the_same_where_they_do_the_same_in_the_same_places(gold, patch, same):
+    inside = replace(task(gold_patch=gold), workspace=Workspace({}, Image("x:1")))
+    assert compare(inside, patch).same is same
+
+
 async def test_a_gold_patch_of_protected_files_alone_is_solved_by_nothing():
     empty = task(gold_patch=make_patch(FILES, FILES | {"test_calc.py": "x\n"}))
     assert not (await grade(empty, empty.oracle.gold_patch, None, FRACTION)).solved

@@ -201,7 +201,7 @@ class EpisodeStatistics(Counters):
     turns: int = 0
     engine_seconds: float = 0.0
     sandbox_seconds: float = 0.0
-    budget: asyncio.Timeout | None = None  # the episode's time budget, once it runs
+    budget: asyncio.Timeout | None = None  # the episode's time budget, while it runs
     _calls: int = 0  # model calls under way
     _called: float = 0.0
     _deadline: float | None = None
@@ -226,22 +226,27 @@ class EpisodeStatistics(Counters):
     @contextmanager
     def engine_time(self) -> Iterator[None]:
         """Time a model call inside the context. The time budget does not run meanwhile: the policy does not control the
-        engine's speed, and the engine's client has its own limit. Concurrent calls count once.
+        engine's speed, and the engine's client has its own limit. Concurrent calls count once. A program's call may
+        begin while the budget expires, or end after it.
         """
-        self._calls += 1
-        if self._calls == 1:
-            self._called, self._deadline = perf_counter(), self.budget.when() if self.budget else None
-            if self.budget is not None and self._deadline is not None:
-                self.budget.reschedule(None)
         try:
+            self._calls += 1
+            if self._calls == 1:
+                self._called, self._deadline = perf_counter(), self.budget.when() if self.budget else None
+                self._reschedule(None)
             yield
         finally:
             self._calls -= 1
             if not self._calls:
                 seconds = perf_counter() - self._called
                 self.engine_seconds += seconds
-                if self.budget is not None and self._deadline is not None:
-                    self.budget.reschedule(self._deadline + seconds)
+                if self._deadline is not None:
+                    self._reschedule(self._deadline + seconds)
+
+    def _reschedule(self, deadline: float | None) -> None:
+        """Move the end of the time budget, unless it is over."""
+        if self.budget is not None and not self.budget.expired():
+            self.budget.reschedule(deadline)
 
     @contextmanager
     def sandbox_time(self) -> Iterator[None]:

@@ -181,7 +181,7 @@ def evaluation_metrics(samples: Iterable[Sample | Record], reward_key: str | Non
         **_passes(outcomes),
         **_behaviour(sound),
         **_of_kinds(sound),
-        "weight_versions": sorted({version for first, *_ in sound for version in first.weight_versions}),
+        "weight_versions": sorted({version for each in sound for one in each for version in one.weight_versions}),
         "outcomes": outcomes,
     }
 

@@ -101,6 +101,8 @@ async def _within(
         if not (limit.expired() or wall.expired()):
             raise  # not ours: a bug, not the end of the budget
         return StopReason.TIME_BUDGET
+    finally:
+        statistics.budget = None  # a model call of the agent's program may end later
 
 
 @dataclass(eq=False)

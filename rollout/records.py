@@ -24,6 +24,7 @@ from slime_swe.rollout.replies import VersionSpan, part_of
 from slime_swe.sample import Sample, set_routed_experts
 
 EPISODES, EVALUATIONS, METRICS = "episodes.jsonl", "evaluations.jsonl", "metrics.jsonl"  # the journals of a run
+TRAINING = "train"  # the name of the set whose episodes are trained on, beside those of evaluations
 # The keys in a sample's metadata and in a journal's line.
 _EPISODE, _SCORE, _FAILURE, _SPANS = "episode", "score", "infrastructure", "version_spans"
 TURNS, TOOLS = "turns", "tools"
@@ -444,7 +445,7 @@ def to_samples(
         if number > 0 and sample.index is not None:
             made.index = sibling_index(sample.index, number)
         made.metadata = dict(metadata)
-        _fill(args, made, _without_tail(segment), decode)
+        _fill(args, made, _without_tail(segment), decode, evaluation)
         _judge(made, episode, is_masked)
         samples.append(made)
     return samples
@@ -479,7 +480,9 @@ def _nothing_sampled(args: Any, placeholder: int | None) -> Segment:
     return Segment([placeholder, placeholder], [0, 0], [0.0, 0.0], 1, routed_experts=routes)
 
 
-def _fill(args: Any, sample: Sample, segment: Segment, decode: Callable[[Sequence[int]], str]) -> None:
+def _fill(
+    args: Any, sample: Sample, segment: Segment, decode: Callable[[Sequence[int]], str], evaluation: bool
+) -> None:
     start = segment.prompt_length
     sample.tokens = segment.tokens
     sample.response = decode(segment.tokens[start:])
@@ -490,7 +493,7 @@ def _fill(args: Any, sample: Sample, segment: Segment, decode: Callable[[Sequenc
     write_version_spans(sample, part_of(segment.version_spans, start, len(segment.tokens)))
     write_turns(sample, read_blank(segment.turns, segment.tokens, decode), segment.tools)
     sample.rollout_routed_experts = None
-    if segment.routed_experts:
+    if segment.routed_experts and not evaluation:  # which is held until its set ends, and trained in no step
         size = 4 * args.num_layers * args.moe_router_topk * (len(segment.tokens) - 1)
         table = b"".join(segment.routed_experts)[:size]
         set_routed_experts(args, sample, table)

@@ -111,6 +111,7 @@ def log_table(args: Any, rollout_id: int, samples: Sequence[Sample]) -> None:
         step = rollout_id * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size
     rows = redacted(rows_of(rollout_id, samples), secrets_of(os.environ))
     try:
+        wandb.define_metric("swe/*", step_metric="rollout/step")  # SLiME defines the steps of its own names
         wandb.log({"rollout/step": step, SAMPLED: wandb.Table(columns=list(COLUMNS), data=rows)})
     except OSError as error:  # it writes a file
         _log.warning("the table of episodes of rollout %d: %s", rollout_id + 1, error)

@@ -168,7 +168,8 @@ async def _evaluate(args: Any, rollout_id: int) -> RolloutFnEvalOutput:
     sets = dict(zip(tasks, played, strict=True))
     record.on_evaluation(rollout_id, sets)
     record.status.on_phase("training")
-    return RolloutFnEvalOutput({name: as_slime(samples) for name, samples in sets.items()})
+    figures = dict[str, Any]()  # which `log_evaluation` fills: without one SLiME would log its own alone
+    return RolloutFnEvalOutput({name: as_slime(samples) for name, samples in sets.items()}, figures)
 
 
 async def _record_of(args: Any) -> RunRecord:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
@@ -145,23 +147,21 @@ def _pieces(tokens: Sequence[int], decode: Decode) -> list[str]:
 
 def _redacted(pieces: list[str], secrets: Secrets) -> list[str]:
     """Replace secrets: the first piece of one becomes its replacement, and the rest of them are empty."""
+    text, ends = "".join(pieces), [*accumulate(map(len, pieces))]
     for secret, replacement in secrets:
-        start = -1
-        while (start := "".join(pieces).find(secret, start + 1)) >= 0:
-            pieces = _without(pieces, start, start + len(secret), replacement)
-            start += len(replacement) - 1
-    return pieces
+        starts = [match.start() for match in re.finditer(re.escape(secret), text)]
+        if starts:
+            text = text.replace(secret, replacement)
+            ends = [_moved(end, starts, len(secret), len(replacement)) for end in ends]
+    return [text[start:end] for start, end in pairwise([0, *ends])]
 
 
-def _without(pieces: list[str], start: int, end: int, replacement: str) -> list[str]:
-    at, kept = 0, []
-    for piece in pieces:
-        before, after = piece[: max(0, start - at)], piece[max(0, end - at) :]
-        touched = at < end and at + len(piece) > start
-        first = touched and at <= start
-        kept.append(before + (replacement if first else "") + after if touched else piece)
-        at += len(piece)
-    return kept
+def _moved(end: int, starts: Sequence[int], length: int, replaced: int) -> int:
+    """Return where a piece ends once what begins at `starts` has another length. One that ends within a secret has its
+    whole replacement.
+    """
+    begun = bisect_left(starts, end)
+    return (max(end, starts[begun - 1] + length) if begun else end) + begun * (replaced - length)
 
 
 def changed_files(patch: str) -> list[str]:

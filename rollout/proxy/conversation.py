@@ -159,6 +159,9 @@ def sse_pieces(text: str) -> Iterator[str]:
 # A client that only appends sends the same bytes again, with further messages inserted in one place. If two bodies
 # differ in nothing else, the later one's history is the earlier one's and the parsed addition. So the cost of a turn
 # depends on what is new, and not on the context.
+_REFERENCE = b'"tool_reference"'  # Anthropic's, to one of the body's deferred tools, which no addition has
+
+
 @dataclass(frozen=True)
 class Kept:
     """The latest request that was answered. `rest`: what stands after its messages, as the one before it has it too;
@@ -224,7 +227,8 @@ def _added(kept: Kept, body: bytes) -> bytes | None:
         return None
     if not body.startswith(memoryview(before)[:end]):  # bytes would be copied first
         return None
-    return body[end + 1 : len(body) - len(rest)]
+    added = body[end + 1 : len(body) - len(rest)]
+    return None if _REFERENCE in added else added
 
 
 def _rest(before: bytes, earlier: Request, body: bytes, request: Request) -> bytes:

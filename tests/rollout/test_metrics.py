@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from argparse import Namespace
 from itertools import combinations
 
@@ -173,6 +174,9 @@ def test_evaluation_metrics():
         sample.weight_versions = ["7", "7"]
     metrics = evaluation_metrics(samples)
     assert metrics["weight_versions"] == ["7"]
+    samples[0].weight_versions, later = ["7"], copy.copy(samples[0])
+    later.weight_versions = ["8"]  # of a further sample of the first episode
+    assert evaluation_metrics([samples[0], later, *samples[1:]])["weight_versions"] == ["7", "8"]
     assert metrics["outcomes"] == {"task-0": [1, 0], "task-1": [1, None]}
     assert (metrics["episodes"], metrics["solved"], metrics["tasks"], metrics["infrastructure_failures"]) == (
         3,

@@ -237,6 +237,16 @@ class Forking(Agent):
         return StopReason.SUBMITTED
 
 
+async def test_an_evaluation_has_figures_for_the_logging_hook_to_fill(run_with):
+    """SLiME hands the rollout function's own mapping on to the hook, and None where it gives none."""
+    ours = {"generate_function": "rollout.slime_plugin.generate", "rm": "rewards.slime_plugin.reward"}
+    paths = {f"custom_{name}_path": f"slime_swe.{path}" for name, path in ours.items()}
+    sizes = {"rollout_batch_size": 1, "n_samples_per_prompt": 2, "swe_max_over_sampling": 2.0}
+    sizes |= {"sglang_server_concurrency": 1, "rollout_num_gpus": 1, "rollout_num_gpus_per_engine": 1, "num_rollout": 3}
+    async with run_with(swe_eval_tasks={}, **paths, **sizes) as (args, _):
+        assert (await slime_plugin._evaluate(args, 0)).metrics == {}
+
+
 async def test_segments_of_one_episode_are_siblings(checkpoint, tmp_path):
     agent = "tests.rollout.test_slime_plugin.Forking"
     args = make_args(checkpoint, "http://x:1", tmp_path, swe_agent=agent)
@@ -273,6 +283,8 @@ def test_a_tail_that_is_not_trained_takes_its_experts_with_it():
     (sample,) = to_samples(args, make_sample(), episode, str, placeholder=0)
     assert sample.tokens == [1, 2, 3]
     assert [[list(layer) for layer in token] for token in sample.rollout_routed_experts] == [[[5]], [[6]]]
+    (evaluated,) = to_samples(args, make_sample(), episode, str, placeholder=0, evaluation=True)
+    assert evaluated.rollout_routed_experts is None, "a whole set of evaluated episodes is held at once"
 
 
 async def test_routing_replay_without_the_sizes_of_its_tables_is_refused(checkpoint, tmp_path):

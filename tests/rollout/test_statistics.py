@@ -50,6 +50,46 @@ async def test_a_call_that_fails_starts_the_clock_again():
             await asyncio.sleep(1)
 
 
+async def test_a_call_that_comes_while_the_budget_expires_is_timed():
+    statistics = EpisodeStatistics()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05) as statistics.budget:
+            try:
+                await asyncio.sleep(30)
+            finally:
+                await play(statistics, (0, 0.2), (0.1, 0.3))
+    assert 0.2 < statistics.engine_seconds < 0.4
+    await play(statistics, (0, 0.2))
+    assert statistics.engine_seconds > 0.4, "a call that has ended still counts"
+
+
+@pytest.mark.parametrize("wall", [0.0, 0.5])
+async def test_a_call_may_end_after_the_budget_is_over(wall):
+    class Leaving(ScriptedAgent):
+        """An agent whose program's call is in flight when it ends, by itself or by the clock."""
+
+        async def run(self, task, sandbox, session, sampling, statistics):
+            self.statistics, begun = statistics, asyncio.Event()
+            self.call = asyncio.create_task(self.ask(begun))
+            await begun.wait()
+            await asyncio.sleep(30 if wall else 0)
+            return StopReason.SUBMITTED
+
+        async def ask(self, begun):
+            with self.statistics.engine_time():
+                begun.set()
+                await asyncio.sleep(30)
+
+    agent = Leaving("true")
+    async with SandboxPool("subprocess") as pool:
+        episode = await run_episode(agent, toy_task(), pool, Sampling({}), time_budget=20.0, wall_time_budget=wall)
+    assert episode.stop_reason is (StopReason.TIME_BUDGET if wall else StopReason.SUBMITTED)
+    agent.call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await agent.call
+    assert agent.statistics.engine_seconds > 0
+
+
 async def test_the_wait_for_a_sandbox_costs_no_budget():
     class Full:
         """A pool that has room after longer than the budget."""

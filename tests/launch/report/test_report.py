@@ -27,6 +27,7 @@ from slime_swe.rollout.episode import of_episode
 from slime_swe.rollout.journals import TRAINED, TrainedSamples, read_records
 from slime_swe.rollout.metrics import GAP_BEFORE, wilson_interval
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, Record, trajectories
+from tests.effort import assert_linear
 from tests.launch.report.page_data import chart, column, details, document, plain, token_text
 from tests.launch.report.synthetic import STEP_SECONDS, synthetic_run
 from tests.planted import ENVIRONMENT
@@ -175,6 +176,47 @@ def test_a_secret_that_several_tokens_make_up_is_replaced():
     assert context["texts"] == ["key a[X]"]
     assert sampled["texts"] == [" rest", "a[X]", "", " rest"]
     assert sampled["log_probs"] == [-1.0, -2.0, -3.0, -4.0]
+
+
+def texts_of(pieces: list[str], secrets: list[tuple[str, str]]) -> list[str]:
+    """The texts that are shown of a sample whose tokens have these."""
+    every = list(range(len(pieces)))
+    record = Record(
+        0, 0, 0, "t", "completed", 0.0, tokens=every, response_length=len(every), loss_mask=[1] * len(every)
+    )
+    (run,) = shown_tokens(record, None, lambda ids: "".join(pieces[i] for i in ids), secrets)
+    return run["texts"]
+
+
+def replaced(pieces: list[str], secrets: list[tuple[str, str]]) -> list[str]:
+    """What they are by the rule: an occurrence at a time, whose replacement is in its first character's piece."""
+    placed = [(character, at) for at, piece in enumerate(pieces) for character in piece]
+    for secret, replacement in secrets:
+        start = 0
+        while (start := "".join(character for character, _ in placed).find(secret, start)) >= 0:
+            at = placed[start][1]
+            placed[start : start + len(secret)] = [(character, at) for character in replacement]
+            start += len(replacement)
+    return ["".join(character for character, where in placed if where == at) for at in range(len(pieces))]
+
+
+def test_secrets_are_replaced_where_they_begin_however_tokens_cut_them():
+    chance = random.Random(0)
+    several = 0
+    for _ in range(2000):
+        pieces = ["".join(chance.choices("aab", k=chance.choice([0, 1, 1, 2, 5]))) for _ in range(chance.randint(1, 9))]
+        secrets = [
+            ("".join(chance.choices("aab", k=chance.randint(1, 5))), chance.choice(["", "a", "[X]", "abab"]))
+            for _ in range(chance.randint(0, 3))
+        ]
+        wanted = replaced(pieces, secrets)
+        assert texts_of(pieces, secrets) == wanted, (pieces, secrets)
+        several += "".join(wanted).count("[X]") > 1
+    assert several > 100
+
+
+def test_many_secrets_take_time_in_proportion():
+    assert_linear(lambda size: texts_of([" the", " key", " abcd", "efgh"] * size, [("abcdefgh", "[X]")]), 250)
 
 
 def test_a_character_of_several_tokens_stands_at_its_last():

@@ -15,6 +15,7 @@ from slime_swe.rollout.proxy.responses import Responses
 
 _USED = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": [1, "]}"]}}
 _RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "out"}]}
+_FOUND = {**_RESULT, "content": [*_RESULT["content"], {"type": "tool_reference", "tool_name": "late"}]}
 _CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
 _TEXTS = [[{"type": "text", "text": "part"}], "plain", 'odd "]}, {", \\ text', "naïve 漢字"]
 DIALECTS: dict[str, tuple[Any, str, dict[str, Any], list[list[dict[str, Any]]]]] = {
@@ -33,9 +34,12 @@ DIALECTS: dict[str, tuple[Any, str, dict[str, Any], list[list[dict[str, Any]]]]]
         {
             "max_tokens": 9,
             "system": [{"type": "text", "text": "Be brief."}],
-            "tools": [{"name": "f", "input_schema": {}}],
+            "tools": [{"name": "f", "input_schema": {}}, {"name": "late", "input_schema": {}, "defer_loading": True}],
         },
-        [[{"role": "assistant", "content": [_USED]}, {"role": "user", "content": [_RESULT]}]],
+        [
+            [{"role": "assistant", "content": [_USED]}, {"role": "user", "content": [result]}]
+            for result in (_RESULT, _FOUND)
+        ],
     ),
     "responses": (
         Responses(),
@@ -101,6 +105,19 @@ def test_of_a_client_that_only_appends_no_more_than_the_news_is_parsed(name, mon
         messages = [*messages, *turns[0], {"role": "user", "content": "Go on."}]
     assert len(parsed) == 10
     assert all(size < 1000 for size in parsed[2:])
+
+
+def test_a_result_that_offers_a_deferred_tool_shows_it_and_the_next_request_is_read_as_usual():
+    dialect, key, more, (usual, found) = DIALECTS["anthropic"]
+    messages, reader = [{"role": "user", "content": "Fix it."}], GrowingReader(dialect)
+    asked, known = None, []
+    for turn in (usual, usual, found, usual, usual):
+        body = json.dumps({"model": "m", key: messages, **more}).encode()
+        known.append(reader.look(body).added is not None)
+        asked = read(reader, body)
+        messages = [*messages, *turn]
+    assert known == [False, False, True, False, True]
+    assert '<function>{"name":"late",' in asked.messages[-3].text
 
 
 @pytest.mark.parametrize("name", DIALECTS)

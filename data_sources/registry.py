@@ -180,9 +180,10 @@ def parse(text: str) -> Spec:
     """Read a task set's name. Raises `UserError` for one that is not of this form, or has an unknown option."""
     name, _, query = text.partition("?")
     options = _options(text, query)
-    if name.endswith(FILE_KINDS) and not name.startswith(f"{STEPS}:"):
-        return Spec(text, file=name, options=options)
     source, colon, split = name.partition(":")
+    own = "." in source and all(part.isidentifier() for part in source.split("."))  # a loader, which may take a file
+    if name.endswith(FILE_KINDS) and not (colon and (source == STEPS or own)):
+        return Spec(text, file=name, options=options)
     if not colon or not split:
         splits = CORPORA[source].splits if source in CORPORA else ["split"]
         written = " or ".join(f"{source or 'source'}:{one}" for one in splits)

@@ -59,12 +59,13 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A line of the file, as far as it is needed (docs/warm_start.md)."""
+    """A line of the file, as far as it is needed (docs/warm_start.md). replies: the first token of each reply that is
+    trained, and the one behind it."""
 
     episode: str
     messages: list[Message]
     tokens: list[int] = []
-    loss_mask: list[int] = []
+    replies: list[tuple[int, int]] = []
     tools: list[dict[str, Any]] = []
     vocabulary: str = ""
 
@@ -138,19 +139,17 @@ def read_line(line: bytes, where: str) -> Line:
 
 
 def _steps(line: Line, file: Path, place: Place) -> Iterator[Task]:
-    """Yield the steps of a line. A reply that is trained is a run of ones in the mask, as others' tokens follow it."""
-    before = len(line.tokens) - len(line.loss_mask)
-    begins = [at for at, mask in enumerate(line.loss_mask) if mask and not (at and line.loss_mask[at - 1])]
+    """Yield the steps of a line."""
     replies = [at for at, message in enumerate(line.messages) if message.step_loss_mask]
-    if len(begins) != len(replies):
+    if len(line.replies) != len(replies) or any(not 0 < start < len(line.tokens) for start, _ in line.replies):
         raise UserError(
-            f"{file}: {line.episode} has {len(replies)} replies to train, and {len(begins)} in its loss mask: "
-            "`slime-swe sft` has not written it"
+            f"{file}: {line.episode} has {len(replies)} replies to train, and names the places of {len(line.replies)}: "
+            "write the file anew by `slime-swe sft`"
         )
-    for number, (at, begin) in enumerate(zip(replies, begins, strict=True), 1):
+    for number, (at, (start, _)) in enumerate(zip(replies, line.replies, strict=True), 1):
         calls = calls_of(line.messages[at])
         if calls:
-            step = Step(str(file), place, before + begin)
+            step = Step(str(file), place, start)
             yield _task(f"{line.episode}-step{number}", line.messages[:at], calls, step)
 
 

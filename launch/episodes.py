@@ -21,9 +21,8 @@ from slime_swe.journal import Place
 from slime_swe.redaction import Secrets, redacted
 from slime_swe.rollout.episode import Turn, of_episode
 from slime_swe.rollout.journals import TRAINED, TrainedSample, TrainedSamples, read_record, read_summaries, read_tools
-from slime_swe.rollout.records import EPISODES, EVALUATIONS, Record, Summary
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, TRAINING, Record, Summary
 
-TRAINING = "train"  # the name of the set whose episodes are trained on
 Selected = list[tuple[Place, Summary]]
 
 

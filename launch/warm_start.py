@@ -18,7 +18,7 @@ from slime_swe.errors import InfrastructureError, UserError
 from slime_swe.launch.config import read_recipe
 from slime_swe.launch.engines import Engine, Start
 from slime_swe.launch.model import checkpoint_path
-from slime_swe.launch.runs import RECIPE_FILE, attempt_with_status, create_run, record_end
+from slime_swe.launch.runs import RECIPE_FILE, attempt_with_status, create_run, record_end, to_go_on
 from slime_swe.recipes import checks
 from slime_swe.recipes.base import RECORDED_GENERATE, RECORDED_SOURCE, Algorithm, Data, Recipe, Slime, WarmStart
 from slime_swe.recipes.checks import Violation, refuse
@@ -67,7 +67,8 @@ def stage_of(recipe: Recipe, folder: Path, episodes: Sequence[RecordedEpisode] =
 def run_stage(engine: Engine, recipe: Recipe, folder: Path, start: Start) -> Recipe:
     """Train the stage of the run in `folder`, or the rest of it; return the recipe of the rollouts, with its weights.
 
-    Raises `InfrastructureError` where the engine ends it with an exit code, and `StoppedToResume`. `start`: the run's.
+    Raises `InfrastructureError` where the engine ends it with an exit code, `UserError` where it ends without weights,
+    and `StoppedToResume`. `start`: the run's.
     """
     own = folder / FOLDER
     begun = (own / RECIPE_FILE).is_file()  # its own recipe, as the data may have been changed since
@@ -87,7 +88,12 @@ def run_stage(engine: Engine, recipe: Recipe, folder: Path, start: Start) -> Rec
         if code:
             raise InfrastructureError(f"the supervised stage in {own} has ended with exit code {code}: see its log")
     weights = engine.trained(stage, own)
-    assert weights, f"{own} has no weights of its last step"
+    if not weights:
+        raise UserError(
+            f"the supervised stage in {own} has ended without the weights of its last step: see its log for what kept "
+            f"them from being written. Then resume the run ({to_go_on(recipe)}), or first remove {own} to train the "
+            "stage anew"
+        )
     return replace(recipe, model=replace(recipe.model, checkpoint=weights))
 
 

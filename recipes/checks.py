@@ -23,6 +23,7 @@ from slime_swe.recipes.families import FAMILIES, Family, read_config
 from slime_swe.rewards.compose import OVERLONG, weights_in_use, wrong_weights
 from slime_swe.rollout.agents.base import agent_class
 from slime_swe.rollout.chat.tool_formats import TOOL_FORMATS, tool_format
+from slime_swe.rollout.records import TRAINING
 from slime_swe.rollout.scheduling.schedulers import SCHEDULES
 from slime_swe.sandbox.pool import make_backend, names_that
 
@@ -209,6 +210,9 @@ def lengths(recipe: Recipe) -> Iterator[Violation]:
 
 def rollouts(recipe: Recipe) -> Iterator[Violation]:
     """A run without a rollout is an evaluation, unless it ends with its warm start."""
+    if TRAINING in recipe.data.eval:
+        why = "names a set as reports and exports name the training episodes"
+        yield against(recipe)(f"data.eval.{TRAINING}", why, "give it another name, such as data.eval.trained")
     if not (recipe.run.num_rollouts or recipe.data.eval or recipe.warm_start.data):
         why = "makes a run that only evaluates, and data.eval names no set"
         yield against(recipe)("run.num_rollouts", why, "give a task set as data.eval.NAME=SET, or at least 1")

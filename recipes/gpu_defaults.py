@@ -82,6 +82,10 @@ SLIME = Slime(
         # Seconds of each rollout before its first check: engines compile kernels, and one that fails a check meanwhile
         # is lost until the next weights. The wait begins anew with each rollout (slime/utils/health_monitor.py).
         "rollout-health-check-first-wait": 300,
+        # While an engine is started anew, before the next weights, the other ranks wait for the first at a barrier, 10
+        # minutes by default (slime/backends/megatron_utils/actor.py, update_weights): less than large weights take from
+        # a network disk, and the run would end.
+        "distributed-timeout-minutes": 60,
     }
 )
 

@@ -295,7 +295,13 @@ class SftSample:
 
     def line(self, name: str, vocabulary: str) -> dict[str, Any]:
         """Return the sample as a mapping of JSON's types. `name`: the episode's."""
-        tokens = {"tokens": self.record.tokens, "loss_mask": self.mask, "vocabulary": vocabulary} if self.mask else {}
+        replies = [(turn.start, turn.end) for turn, flag in zip(self.turns, self.flags, strict=True) if flag]
+        of_tokens = {
+            "tokens": self.record.tokens,
+            "loss_mask": self.mask,
+            "replies": replies,
+            "vocabulary": vocabulary,
+        }
         return {
             "episode": name,
             "task": self.record.task or "",
@@ -306,7 +312,7 @@ class SftSample:
                 for turn, flag in zip(self.turns, self.flags, strict=True)
             ],
             "tools": self.tools,
-            **tokens,
+            **(of_tokens if self.mask else {}),
         }
 
 

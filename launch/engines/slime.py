@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -79,7 +80,7 @@ class Slime(Engine):
 
         folder = folder.resolve()
         if start.resume:
-            cut_back(folder, own_state=recipe.data.source == Data.source)
+            cut_back(folder, own_state=recipe.data.source == Data.source, rollouts=recipe.run.num_rollouts)
         code = run_job(self.job(recipe, folder, resume=start.resume), recipe, folder)
         steps = [line for line in Journal(folder / METRICS).read() if line["kind"] == "train"]
         why, alarms = why_untrained(steps), Alarms.of(recipe.alarm_limits, steps).as_json()
@@ -100,8 +101,10 @@ class Slime(Engine):
         if found is None:
             return ""
         converted = Path(f"{found}_torch_dist")
-        if not converted.is_symlink():
-            converted.symlink_to(folder.resolve() / CHECKPOINTS)
+        target = os.path.relpath(folder.resolve() / CHECKPOINTS, converted.parent.resolve())  # a run may be moved
+        if not (converted.is_symlink() and os.readlink(converted) == target):
+            converted.unlink(missing_ok=True)
+            converted.symlink_to(target)
         return str(found)
 
     def job(self, recipe: Recipe, folder: Path, *, resume: bool) -> Job:

@@ -21,7 +21,7 @@ from slime_swe.launch.slime.upstream import SLIME
 from slime_swe.recipes.base import Recipe
 from slime_swe.rollout.endpoint.client import key_of, require_endpoint
 from slime_swe.rollout.engine import UNANSWERED, workers_at
-from slime_swe.rollout.retention import METADATA, TRACKER, saved
+from slime_swe.rollout.retention import INDEX, METADATA, TRACKER, saved
 
 # An endpoint's model has this recipe's limits where none is named: those of a model of full size.
 ENDPOINT_RECIPE = "qwen3_coder_30b_a3b"
@@ -118,14 +118,17 @@ def model_folder(target: Path) -> Path | None:
 def newest_weights(folder: Path) -> Path:
     """Find the newest weights in Hugging Face format: the embedded engine's checkpoint, or what SLiME has exported.
 
-    Raises `UserError` where there are none.
+    An export counts once it has the index that SLiME writes last, for one shard too. Megatron-Bridge, by which miles
+    exports an adapter's model, writes none for a single file, which is taken as it is. Raises `UserError` where there
+    are none.
     """
     from slime_swe.embedded.checkpoint import latest
 
     found = latest(folder / "checkpoints")
     if found is not None:
         return found.model_dir
-    exported = [path.parent for path in (folder / EXPORTS).glob("*/config.json") if path.parent.name.isdigit()]
+    whole = (path.parent for name in (INDEX, "model.safetensors") for path in (folder / EXPORTS).glob(f"*/{name}"))
+    exported = [path for path in whole if path.name.isdigit() and (path / "config.json").is_file()]
     if not exported and (checkpoint := megatron_checkpoint(folder / CHECKPOINTS)):
         raise unconverted(checkpoint)
     if not exported:

@@ -100,7 +100,7 @@ class _Steps:
         said: dict[str, Any] = {"reasoning_content": turn.reasoning} if turn.reasoning else {}
         if turn.calls:
             said["tool_calls"] = [_call(call) for call in turn.calls]
-        if all(self._mask[turn.start : turn.end]) and turn.end > turn.start:
+        if any(self._mask[turn.start : turn.end]):  # a grammar may have forced some of its tokens
             return {**said, "llm_call_count": 1, "metrics": self._metrics(turn)}
         return {**said, "is_copied_context": True}
 

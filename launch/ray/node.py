@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from slime_swe.launch.ray.dashboard import MODE, OVERRIDING, TOKEN, gpus_by_node
 from slime_swe.launch.ray.network import address_towards, at_address, free_ports
 from slime_swe.launch.ray.processes import MARK, deferring, stop_owned
 
+HOST_IP = "SLIME_HOST_IP"  # SLiME's own name: the address at which its router listens
 STOP_SECONDS = 10.0
 START_LOG = "start.log"
 TAIL = 2000  # characters of a node's output in an error message
@@ -79,7 +80,6 @@ class Node:
     def __enter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="swe-ray-", dir="/tmp"))  # short: it holds Unix sockets
         (agent,) = free_ports(1)
-        inherited = {name: value for name, value in os.environ.items() if name not in OVERRIDING}
         where = (f"--node-ip-address={self._address}", f"--temp-dir={self.folder}")
         own = {**_LIMITS, MARK: self.mark, MODE: "token", TOKEN: self._token}
         with (self.folder / START_LOG).open("wb") as output:
@@ -88,7 +88,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**at_address(self._address), **inherited, **own},
+                env={**environment_at(self._address), **own},
                 start_new_session=True,  # a terminal's Ctrl-C is for the job, after which the node is stopped
                 preexec_fn=_prepare,
             )
@@ -110,6 +110,17 @@ class Node:
             said = (self.folder / START_LOG).read_text(errors="replace").strip()[-TAIL:]
             code = self._process.returncode
             raise InfrastructureError(f"Ray ended on this machine with code {code}. It said:\n{said}")
+
+
+def environment_at(address: str, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return what the processes of a node at this address inherit; what the user has set stays.
+
+    SLiME's router binds to `SLIME_HOST_IP` (`slime/utils/http_utils.py`, `get_host_info`). Without it SLiME takes the
+    address of the default route's interface, which the cluster may not know, or where there is none the loopback's.
+    """
+    host = {} if address.startswith("127.") else {HOST_IP: address}
+    kept = {name: value for name, value in inherited.items() if name not in OVERRIDING}
+    return {**at_address(address), **host, **kept}
 
 
 def wait_for_nodes(head: Head, count: int, seconds: float, require_alive: Callable[[], None]) -> list[int]:

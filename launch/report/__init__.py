@@ -34,7 +34,7 @@ from slime_swe.redaction import Secrets, redacted
 from slime_swe.rollout.alarms import Alarms
 from slime_swe.rollout.journals import TRAINED, TrainedSample, TrainedSamples, read_record
 from slime_swe.rollout.metrics import GAP_BEFORE, INFORMATIVE
-from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, Record, is_broken, trajectories
+from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS, TRAINING, Record, is_broken, trajectories
 
 SAMPLE = 0.05  # share of the other episodes whose tokens go in
 _TEXTS = ("run", "set", "task", "outcome", "stop", "search")  # columns in which texts repeat
@@ -256,7 +256,7 @@ def _run(
     secrets: Secrets,
 ) -> dict[str, Any]:
     """Return the facts at the top of the page."""
-    training = [moment for moment in moments if moment["set"] == "train"]
+    training = [moment for moment in moments if moment["set"] == TRAINING]
     facts = {
         "name": name,
         "recipe": recipe.name,

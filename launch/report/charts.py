@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from slime_swe.launch.episodes import TRAINING
 from slime_swe.rollout.metrics import INFORMATIVE, OUTCOMES, episode_metrics, group_outcome, wilson_interval
-from slime_swe.rollout.records import Record, is_broken
+from slime_swe.rollout.records import TRAINING, Record, is_broken
 
 Moment = Mapping[str, Any]  # of `moment_figures`, and `run`: its name
 Row = dict[str, Any]

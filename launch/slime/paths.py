@@ -16,7 +16,7 @@ from slime_swe.errors import UserError
 from slime_swe.files import replace_file, writing
 from slime_swe.rollout.journals import TRAINED
 from slime_swe.rollout.records import EPISODES, EVALUATIONS, METRICS
-from slime_swe.rollout.retention import TRACKER, last_saved, saved
+from slime_swe.rollout.retention import INDEX, TRACKER, last_saved, saved
 
 CHECKPOINTS = "checkpoints"  # Megatron's, and the data source's state of each
 EXPORTS = "exports"  # the same weights in Hugging Face format, one folder a rollout
@@ -29,39 +29,51 @@ _UNREADABLE = sys.maxsize
 DRIVERS = "drivers.jsonl"  # a line for each process that has run SLiME's `train.py`; a running one holds a lock on it
 
 
-def cut_back(run: Path, *, own_state: bool = True) -> None:
+def cut_back(run: Path, *, own_state: bool = True, rollouts: int = 0) -> None:
     """Leave in each journal of a resumed run the rollouts that the newest checkpoint has seen, since the others will be
     played again: none where there is no checkpoint. Of a rollout that two attempts wrote, the last one's records stay.
 
     SLiME's evaluation before the first rollout is numbered 0 too. It is kept with a checkpoint and made again without.
-    own_state: the data source's state is ours, and a checkpoint without it is none. Raises `HeldError` where SLiME
-    still runs in this folder, and `UserError` where no checkpoint can be resumed.
+    own_state: the data source's state is ours, and a checkpoint without it is none. rollouts: how many the run has; the
+    last one's checkpoint is none without its export, which SLiME writes after it and only where it trains. Raises
+    `HeldError` where SLiME still runs in this folder, and `UserError` where no checkpoint can be resumed.
     """
     require_ended(run / DRIVERS)
-    last = _newest(run / CHECKPOINTS, own_state)
+    last = _newest(run, own_state, rollouts)
     for path in (run / EPISODES, run / EVALUATIONS, run / METRICS, run / TRAINED):
         if path.exists():
             with writing(path):
                 _keep(path, _lines_up_to(path, last))
 
 
-def _newest(checkpoints: Path, own_state: bool) -> int:
+def _newest(run: Path, own_state: bool, rollouts: int) -> int:
     """Return the rollout of the checkpoint that a run goes on from, -1 where there is none.
 
-    Between Megatron's checkpoint and the data source's state a run may have been killed, or while Megatron wrote which
-    its newest is. Then Megatron is told to take the newest one that is whole and has a state.
+    Between Megatron's checkpoint and the data source's state or the last export a run may have been killed, or while
+    Megatron wrote which its newest is. Then Megatron is told to take the newest one that is whole and has all of them.
     """
-    last = last_saved(checkpoints, unreadable=_UNREADABLE)
-    readable = last != _UNREADABLE
-    if last < 0 or (readable and (not own_state or state_path(checkpoints, last).is_file())):
-        return last
+    checkpoints = run / CHECKPOINTS
     tracker = checkpoints / TRACKER
-    lacks = f"{state_path(checkpoints, last)} is missing" if readable else f"{tracker} holds no number"
-    whole = [number for number in saved(checkpoints) if number < last and state_path(checkpoints, number).is_file()]
+
+    def missing(rollout: int) -> Path | None:
+        state = [state_path(checkpoints, rollout)] if own_state else []
+        export = [run / EXPORTS / str(rollout) / INDEX] if rollout == rollouts - 1 else []
+        return next((path for path in (*state, *export) if not path.is_file()), None)
+
+    last = last_saved(checkpoints, unreadable=_UNREADABLE)
+    lacking = tracker if last == _UNREADABLE else missing(last)
+    if last < 0 or lacking is None:
+        return last
+    lacks = f"{tracker} holds no number" if last == _UNREADABLE else f"{lacking} is missing"
+    whole = [number for number in saved(checkpoints) if number < last and missing(number) is None]
     if not whole:
+        conversion = (
+            f"To make that export of the checkpoint, run the command that `slime-swe evaluate {checkpoints}` prints "
+            f"with --output-dir {lacking.parent} --force, and resume. "
+        )
         raise UserError(
             f"{lacks}, as after a kill while a checkpoint was saved, and no older checkpoint has all that a run needs. "
-            f"To begin with the model's weights again, delete {tracker}"
+            f"{conversion if lacking.name == INDEX else ''}To begin with the model's weights again, delete {tracker}"
         )
     print(f"note: {lacks}: going on from the checkpoint of rollout {max(whole)}", file=sys.stderr)
     replace_file(tracker, str(max(whole)).encode())

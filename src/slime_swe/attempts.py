@@ -26,6 +26,7 @@ import msgspec
 
 from slime_swe.errors import UserError
 from slime_swe.files import writing
+from slime_swe.redaction import redacted, secrets_of
 
 ATTEMPTS = "attempts.jsonl"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -81,7 +82,8 @@ def attempting(path: Path) -> Iterator[Attempt]:
     try:
         number = last_attempt(path) + 1
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-        process = Process(number, socket.gethostname(), os.getpid(), since, shlex.join(sys.orig_argv))
+        command = redacted(shlex.join(sys.orig_argv), secrets_of(os.environ))
+        process = Process(number, socket.gethostname(), os.getpid(), since, command)
         with writing(path):
             _append(descriptor, msgspec.json.encode(process) + b"\n")
         yield Attempt(path, descriptor, number)

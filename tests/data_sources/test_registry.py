@@ -7,7 +7,7 @@ import lzma
 
 import pytest
 
-from slime_swe.data_sources.registry import absolute, load_tasks
+from slime_swe.data_sources.registry import absolute, load_tasks, parse
 from slime_swe.errors import UserError
 from tests.data_sources.tasks import make_task
 
@@ -41,6 +41,12 @@ def test_a_file_of_tasks(tmp_path):
 
 def test_any_import_path():
     assert [task.id for task in load_tasks("tests.data_sources.test_registry.by_import:x")] == ["x-0", "x-1"]
+
+
+def test_a_loader_of_one_s_own_may_take_a_file():
+    parsed = parse("my_module.load:data/tasks.jsonl?limit=3")
+    assert (parsed.source, parsed.split, parsed.file) == ("my_module.load", "data/tasks.jsonl", "")
+    assert parse("data/v1.2/tasks.jsonl").file and parse("tasks.jsonl").file and parse("a:b/tasks.jsonl").file
 
 
 def test_the_synthetic_tasks():

@@ -18,7 +18,7 @@ from slime_swe.launch.config import resolve
 from slime_swe.launch.evaluation.target import newest_weights, recipe_for
 from slime_swe.launch.model import EMBEDDED_SEED, checkpoint_folder
 from slime_swe.launch.runs import create_run
-from slime_swe.rollout.retention import METADATA, TRACKER
+from slime_swe.rollout.retention import INDEX, METADATA, TRACKER
 from tests.data_sources.tasks import make_task
 
 SURFACE = {
@@ -317,14 +317,20 @@ def test_a_task_is_shown(two_tasks, capsys):
 
 
 def test_the_weights_that_an_evaluation_takes(tmp_path, monkeypatch):
-    """The newest of a run under SLiME; a checkpoint of a run, with its recipe; a model, with the default one."""
+    """The newest whole of a run under SLiME; a checkpoint of a run, with its recipe; a model, with the default one."""
     monkeypatch.chdir(tmp_path)
     run_folder = create_run(resolve("tiny_cpu", ["run.name=a", "rollout.max_turns=3"]))
-    for name in ("exports/9", "exports/10", "exports/half"):
+    for name in ("exports/9", "exports/10", "exports/11", "exports/half"):
         (run_folder / name).mkdir(parents=True)
-        if "half" not in name:
+        if "half" not in name:  # what SLiME writes first, and last
             shutil.copy(checkpoint_folder(EMBEDDED_SEED) / "config.json", run_folder / name)
+        if "11" not in name:
+            (run_folder / name / INDEX).touch()
     assert newest_weights(run_folder) == run_folder / "exports" / "10"
+    (run_folder / "exports/11/model-00001.safetensors").touch()  # a shard before it gets its last name
+    assert newest_weights(run_folder) == run_folder / "exports" / "10"
+    (run_folder / "exports/11/model.safetensors").touch()
+    assert newest_weights(run_folder) == run_folder / "exports" / "11", "a model in one file, which has no index"
     shutil.copytree(run_folder / "exports" / "10", run_folder / "checkpoints/rollout_3/hf")
     recipe = recipe_for("runs/a/checkpoints/rollout_3", ["run.seed=5"])
     assert (recipe.model.checkpoint, recipe.rollout.max_turns, recipe.run.seed) == (

@@ -99,6 +99,7 @@ def test_a_value_of_another_type_is_refused():
         ("run.save_interval", 0, "at least 1"),
         ("run.keep_checkpoints", -1, "at least 0"),
         ("run.save_every_minutes", -1.0, "at least 0"),
+        ("data.eval", {"train": "synthetic:unseen"}, "names a set as reports and exports name the training episodes"),
         ("run.keep_best", "verified", "is no set of data.eval: use heldout or unseen"),
         ("run.keep_best", "heldout", "run.eval_interval=0 evaluates no checkpoint but the last"),
         ("rollout.max_response", 640, "max_context"),

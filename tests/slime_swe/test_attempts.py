@@ -15,6 +15,7 @@ import pytest
 
 from slime_swe.attempts import HeldError, attempting, last_attempt, of_last_attempt, require_ended
 from slime_swe.files import FileError
+from tests.planted import ENVIRONMENT
 
 HOLD = """
 import os, subprocess, sys
@@ -54,6 +55,15 @@ def test_each_start_is_counted_and_says_who_made_it(path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["attempt"] for line in lines] == [1, 2, 3]
     assert {(line["host"], line["pid"]) for line in lines} == {(socket.gethostname(), os.getpid())}
+
+
+def test_a_secret_of_the_environment_is_in_no_command(path, monkeypatch):
+    name, secret = next(iter(ENVIRONMENT.items()))
+    monkeypatch.setenv(name, secret)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "slime-swe", "train", f"slime.flags.wandb-key={secret}"])
+    with attempting(path):
+        command = json.loads(path.read_text())["command"]
+    assert secret not in command and f"[{name} redacted]" in command
 
 
 def test_a_running_process_keeps_others_out_and_is_named_with_what_to_do(path, holder):

@@ -183,6 +183,21 @@ def test_atif_ties_results_to_calls_and_marks_what_another_sample_trains(export)
     assert other["session_id"] == forked["session_id"] and other["trajectory_id"] != forked["trajectory_id"]
 
 
+def test_atif_has_the_tokens_of_a_reply_of_which_a_grammar_forced_some(recorded, tmp_path):
+    folder = tmp_path / "forced"
+    shutil.copytree(recorded, folder)
+    sample = Sample(index=0, tokens=[1, 2, 3], response_length=2, loss_mask=[0, 1], rollout_log_probs=[0.0, -1.0])
+    turns = [{"role": "user", "text": "Go.", "start": 0, "end": 1},
+             {"role": "assistant", "text": "So.", "start": 1, "end": 3}]  # fmt: skip
+    sample.status, sample.metadata = Sample.Status.COMPLETED, {"turns": turns, "episode": {"patch": ""}}
+    append_records(folder / EPISODES, [sample], rollout_id=6)
+    out = tmp_path / "atif"
+    assert run(["export", str(folder), "--to", "atif", "--rollout", "6", "--out", str(out)]) == 0
+    (file,) = out.iterdir()
+    said = json.loads(file.read_text())["steps"][1]
+    assert said["metrics"]["completion_token_ids"] == [2, 3] and "is_copied_context" not in said
+
+
 # Arguments that a policy nests deeply
 
 

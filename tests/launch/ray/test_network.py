@@ -6,7 +6,9 @@ from urllib.request import getproxies_environment, proxy_bypass_environment
 
 import pytest
 
+from slime_swe.launch.ray.dashboard import OVERRIDING
 from slime_swe.launch.ray.network import GLOO, at_address, by_interface, interface_of, past_proxies
+from slime_swe.launch.ray.node import HOST_IP, environment_at
 
 HOSTS = ("10.1.2.3", "10.1.2.4", "node17")
 HTTP = {"http_proxy": "http://me:secret@proxy:3128", "HTTPS_PROXY": "proxy:3128", "no_proxy": "files.example.org"}
@@ -63,3 +65,14 @@ def test_the_interface_of_an_address():
     assert interface_of("192.0.2.1") == "", "an address for documentation"
     assert at_address("127.0.0.1") == {}, "one machine"
     assert set(by_interface("eth0")) == {*GLOO, "NCCL_SOCKET_IFNAME"}
+
+
+@pytest.mark.parametrize(
+    ("address", "given", "bound"),
+    [("10.1.2.3", {}, "10.1.2.3"), ("10.1.2.3", {HOST_IP: "10.9.9.9"}, "10.9.9.9"), ("127.0.0.1", {}, None)],
+)
+def test_slimes_router_binds_to_the_address_of_its_node(address, given, bound):
+    inherited = {"PATH": "/bin", OVERRIDING[0]: "10.1.2.4:6379", **given}
+    found = environment_at(address, inherited)
+    assert found.get("SLIME_HOST_IP") == bound
+    assert found["PATH"] == "/bin" and OVERRIDING[0] not in found

@@ -36,6 +36,7 @@ def test_each_reply_with_calls_is_a_step_behind_the_tokens_before_it(solved, rec
     for task, turn in zip(mine, replies, strict=True):
         prompt, line = prompt_of(task)
         assert prompt == record.tokens[: turn.start] and line.tools
+        assert [*line.replies[int(task.id[-1]) - 1]] == [turn.start, turn.end]
         made = read_calls(task.oracle.calls)
         assert [(call.name, call.arguments) for call in made] == [
             (call.name, json.loads(call.arguments)) for call in turn.calls
@@ -68,7 +69,7 @@ def test_its_file_is_named_by_an_absolute_path_for_other_processes(solved, monke
     ("fields", "said"),
     [
         ({"tokens": []}, "line 1 has no tokens, as an endpoint gives none"),
-        ({"loss_mask": [1, 0, 1]}, "replies to train, and 2 in its loss mask"),
+        ({"replies": [[5, 6], [8, 9]]}, "replies to train, and names the places of 2: write the file anew"),
         ({"episode": 3}, "line 1 is no line that `slime-swe sft` has written"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{}]}]},

@@ -11,8 +11,8 @@ import pytest
 from slime_swe.attempts import HeldError, attempting
 from slime_swe.data_sources.slime_plugin import state_path
 from slime_swe.errors import UserError
-from slime_swe.launch.slime.paths import CHECKPOINTS, DRIVERS, cut_back
-from slime_swe.rollout.retention import METADATA, TRACKER
+from slime_swe.launch.slime.paths import CHECKPOINTS, DRIVERS, EXPORTS, cut_back
+from slime_swe.rollout.retention import INDEX, METADATA, TRACKER
 
 
 @pytest.fixture
@@ -99,6 +99,44 @@ def test_another_data_source_has_its_state_elsewhere(run):
     save(run, 1, newest="1", states=[])
     cut_back(run, own_state=False)
     assert rollouts(run, "episodes.jsonl") == [0, 0, 1, 1]
+
+
+def export(run, number, *names):
+    folder = run / EXPORTS / str(number)
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).touch()
+
+
+@pytest.mark.parametrize("newest", ["4", ""])
+@pytest.mark.parametrize("own_state", [True, False])
+def test_a_kill_in_the_last_export_trains_that_rollout_again(newest, own_state, run, capsys):
+    """SLiME has saved rollout 4, the last of 5, and would begin no other. Rollout 3 needs no export."""
+    save(run, 2, 3, 4, newest=newest, states=[2, 3, 4] if own_state else [])
+    export(run, 4, "config.json")
+    cut_back(run, own_state=own_state, rollouts=5)
+    assert (run / CHECKPOINTS / TRACKER).read_text() == "3"
+    assert rollouts(run, "episodes.jsonl") == [0, 0, 1, 1, 2, 2, 3, 3]
+    lacks = f"exports/4/{INDEX} is missing" if newest else f"{TRACKER} holds no number"
+    assert f"{lacks}: going on from the checkpoint of rollout 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("length", "names"), [(5, ["config.json", INDEX]), (6, ["config.json"]), (0, [])])
+def test_a_checkpoint_counts_whose_export_is_whole_or_followed_by_another(length, names, run, capsys):
+    save(run, 3, 4, newest="4", states=[3, 4])
+    export(run, 4, *names)
+    cut_back(run, rollouts=length)
+    assert (run / CHECKPOINTS / TRACKER).read_text() == "4" and capsys.readouterr().err == ""
+
+
+def test_where_the_last_export_alone_is_missing_it_is_said_how_it_is_made(run):
+    save(run, 4, newest="4", states=[4])
+    said = f"exports/4/{INDEX} is missing.*`slime-swe evaluate {run / CHECKPOINTS}` prints with --output-dir "
+    with pytest.raises(UserError, match=f"{said}{run}/exports/4 --force, and resume. To begin .*/{TRACKER}"):
+        cut_back(run, rollouts=5)
+    assert (run / CHECKPOINTS / TRACKER).read_text() == "4"
+    export(run, 4, INDEX)
+    cut_back(run, rollouts=5)
 
 
 def test_a_run_that_has_not_written_yet_is_resumed(tmp_path):

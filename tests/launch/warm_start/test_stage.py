@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 from slime_swe.errors import UserError
 from slime_swe.launch.cli import run
 from slime_swe.launch.config import read_recipe, resolve
-from slime_swe.launch.engines import Engine, engine_of, violations
+from slime_swe.launch.engines import Engine, Start, engine_of, violations
 from slime_swe.launch.engines.slime import Slime
 from slime_swe.launch.slime.render import render, to_args
 from slime_swe.launch.warm_start import FOLDER, require_trainable, stage_of
@@ -91,6 +94,18 @@ def test_a_stage_that_ended_early_is_resumed_and_a_finished_one_is_not_run_again
     ]
     assert run(resume) == 0
     assert [one["stage"] for one in asked(folder)] == [True, False, False]
+
+
+def test_a_stage_that_ends_without_weights_is_refused_with_what_to_do(begin, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as ending:
+        ending.setattr(Noting, "run", lambda self, recipe, own, start: 0)
+        assert begin() == 2
+    own = tmp_path / "warm" / FOLDER
+    said = capsys.readouterr().err
+    assert f"{own} has ended without the weights of its last step" in said and f"first remove {own}" in said
+    shutil.rmtree(own)
+    resume = shlex.split(re.search(r"\(slime-swe (train .*--resume)\)", said)[1])
+    assert run([*resume, "--ignore-integrity"]) == 0
 
 
 class Unsupervised(Engine):
@@ -174,6 +189,36 @@ def test_slime_s_rollouts_load_the_stage_s_megatron_checkpoint(tmp_path):
     flags = render(after, tmp_path / "run").argv
     assert Path(flags[flags.index("--ref-load") + 1]).resolve() == (folder / "checkpoints").resolve()
     assert flags[flags.index("--hf-checkpoint") + 1] == str(export)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_link_to_the_stage_s_megatron_checkpoint_goes_with_a_run_that_is_moved(elsewhere, tmp_path):
+    """Where a person has the exports on another disk, the link is made anew before it is read."""
+    stage = stage_of(with_data(resolve("qwen25_coder_7b"), tmp_path / "solved.jsonl"), tmp_path / "run")
+    before, after = (tmp_path / name / FOLDER for name in ("before", "after"))
+    (before / "checkpoints").mkdir(parents=True)
+    (before / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4")
+    if elsewhere:
+        (tmp_path / "disk/exports").mkdir(parents=True)
+        (before / "exports").symlink_to(tmp_path / "disk/exports")
+    (before / "exports/4").mkdir(parents=True)
+    (before / "exports/4/model.safetensors.index.json").write_text("{}")
+    (before / "exports/4_torch_dist").symlink_to(tmp_path / "old/checkpoints")  # absolute, as it once was
+    Slime().trained(stage, before)
+    assert (before / "exports/4_torch_dist").resolve() == before / "checkpoints"
+    before.parent.rename(after.parent)
+    if elsewhere:
+        Slime().trained(stage, after)
+    assert (after / "exports/4_torch_dist").resolve() == after / "checkpoints"
+
+
+def test_slime_goes_on_from_no_checkpoint_of_a_stage_s_last_step_without_its_export(tmp_path):
+    stage = stage_of(with_data(resolve("qwen25_coder_7b"), tmp_path / "solved.jsonl"), tmp_path / "run")
+    folder = tmp_path / "run" / FOLDER
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4")
+    with pytest.raises(UserError, match=r"exports/4/model\.safetensors\.index\.json is missing"):
+        Slime().run(stage, folder, Start(resume=True))
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -35,6 +35,7 @@ def recorded(path: Path) -> None:
         lines.append({
             "episode": name, "task": name, "messages": [{"role": "user", "content": "Look."}, reply],
             "tools": SCHEMAS, "tokens": [*prompt, *said], "loss_mask": [1] * len(said),
+            "replies": [[len(prompt), len(prompt) + len(said)]],
             "vocabulary": vocabulary_of(SEED),
         })  # fmt: skip
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -37,6 +37,7 @@ def step(tokenizer, checkpoint, tmp_path):
         line = {
             "episode": "e", "task": "t", "messages": [{"role": "user", "content": PROMPT}, reply], "tools": SCHEMAS,
             "tokens": [*before, *said], "loss_mask": [1] * len(said),
+            "replies": [[len(before), len(before) + len(said)]],
             "vocabulary": vocabulary_of(Path(checkpoint)) if vocabulary is None else vocabulary,
         }  # fmt: skip
         (tmp_path / "solved.jsonl").write_text(json.dumps(line) + "\n")

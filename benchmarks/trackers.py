@@ -22,11 +22,12 @@ from typing import Any
 
 from benchmarks.command import Figures, run
 from slime_swe.embedded.loop import train
-from slime_swe.embedded.trackers import COLUMNS, SHOWN, TRACKERS, Opening, Trackers, figures_of
+from slime_swe.embedded.trackers import TRACKERS, Opening, Trackers, figures_of
 from slime_swe.journal import Journal
 from slime_swe.launch.slime.render import to_args
 from slime_swe.recipes.base import Recipe
 from slime_swe.recipes.registry import load_recipe
+from slime_swe.rollout.metrics import COLUMNS, SHOWN
 from slime_swe.rollout.records import METRICS
 
 REPEATED = 30

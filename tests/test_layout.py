@@ -124,6 +124,31 @@ def test_folders_that_are_no_packages_stay_none(package):
     assert not (ROOT / package / "__init__.py").exists()
 
 
+def bound(path: Path) -> set[str]:
+    """The names that a module binds, those inside functions too."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    imported = {
+        alias.asname or alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    return defined | imported | {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def test_benchmarks_import_what_there_is():
+    """Most of them run in the extended tests alone, and the type checker reads none."""
+    modules = {name_of(path): path for path in (*MODULES, *LEAVES)}
+    missing = {
+        f"{path.name}: {node.module}.{alias.name}"
+        for path in (ROOT / "benchmarks").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slime_swe")
+        for alias in node.names
+        if f"{node.module}.{alias.name}" not in modules
+        and not (node.module in modules and alias.name in bound(modules[str(node.module)]))
+    }
+    assert not missing
+
+
 def test_only_the_plug_ins_and_the_type_shims_import_slime():
     importing = {str(p.relative_to(ROOT)) for p in [*MODULES, *LEAVES] if "slime" in imported_packages(p.read_text())}
     allowed = {"src/slime_swe/sample.py", "launch/slime_cpu/shims.py"}

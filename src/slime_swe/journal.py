@@ -30,16 +30,24 @@ def encoded(values: Any) -> bytes:
     try:
         return orjson.dumps(values, option=_OPTIONS, default=_plain)
     except TypeError:
-        return orjson.dumps(printable(values), option=_OPTIONS, default=_plain)
+        return orjson.dumps(_escaped(values), option=_OPTIONS, default=_plain)
 
 
 def printable(value: Any) -> Any:
     """Escape lone surrogates, which JSON can't hold: a file whose name is no UTF-8 brings them in."""
+    try:
+        orjson.dumps(value, option=_OPTIONS, default=_plain)
+    except TypeError:
+        return _escaped(value)
+    return value  # it has none
+
+
+def _escaped(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, Mapping):
-        return {printable(key): printable(inner) for key, inner in value.items()}
-    return [printable(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {_escaped(key): _escaped(inner) for key, inner in value.items()}
+    return [_escaped(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: Any) -> Any:

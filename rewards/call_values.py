@@ -104,16 +104,15 @@ async def _unpatched(task: Task, calls: Calls, sandboxes: Sandboxes) -> Known:
         hung_at = set[int]()
         for _ in range(2):
             result = await _run(task, files, sandboxes)
-            right = held_out.read(result.output)[1]
-            if not result.timed_out:
+            right, at = held_out.read(result.output)[1], held_out.reached(result.output)
+            if not result.timed_out or at == len(right):  # what hangs behind the last call hides none
                 return right
-            hung_at.add(held_out.reached(result.output))
+            hung_at.add(at)
         if len(hung_at) > 1:
             raise GraderError(
                 f"the unpatched code was stopped after {task.oracle.timeout_seconds:g} s twice, at different calls "
                 f"({', '.join(map(str, sorted(hung_at)))}): the machine is too busy to judge it"
             )
-        (at,) = hung_at
         return [*right[:at], False, *[None] * len(right[at + 1 :])]
 
     assert isinstance(task.oracle, CallsOracle), task.oracle
@@ -197,8 +196,9 @@ class Calls:
 
     def reached(self, output: str) -> int:
         """Return the number of the first call behind all that were reported."""
-        numbers = [int(number) for number in _REPORTED.findall(output)]
-        return max((number + 1 for number in numbers if number < sum(1 for _ in self._calls())), default=0)
+        count = sum(1 for _ in self._calls())
+        numbers = map(int, _REPORTED.findall(output))
+        return max((number + 1 for number in numbers if number < count), default=0)
 
     def _calls(self) -> Iterator[LiteralCall]:
         """Yield the calls in the order in which `call_runner.py` numbers them."""

@@ -352,6 +352,10 @@ async def test_a_stall_of_the_unpatched_code_makes_no_call_wrong(sandboxes):
     hangs = await call_values._unpatched(TASK, calls(), Stalling(sandboxes, 5, 5))
     assert hangs == [*right[:5], False, *[None] * (len(right) - 6)], "it hangs at this call"
     await close_loop_scope()
+    behind = Stalling(sandboxes, len(right), len(right))
+    assert await call_values._unpatched(TASK, calls(), behind) == right, "it hangs once it has said everything"
+    assert behind.after == [len(right)], "one run has told all"
+    await close_loop_scope()
     stalling = Stalling(sandboxes, 0, 5)
     with pytest.raises(
         GraderError, match=r"stopped after .* twice, at different calls \(0, 5\): the machine is too busy"

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from slime_swe.embedded.exact_forward import ExactModel, attention
 from slime_swe.embedded.model import MLP, Attention, Layer, Qwen2, interleaved, rope_tables
+from slime_swe.embedded.sampling import log_probs_of
 from slime_swe.embedded.train_data import PrefixTree, TrainData, pack
 from slime_swe.embedded.workers import ordered_map
 
@@ -163,7 +164,8 @@ def recompute_log_probs(
     def work(batch: MicroBatch) -> list[float]:
         hidden_NxH = exact_hidden_states(exact, batch.tree, batch.tokens_T, batch.positions_T)[batch.row_N]
         parts = zip(*(torch.split(part, ROWS) for part in (hidden_NxH, batch.target_N)), strict=True)
-        return [value for rows, target in parts for value in _log_probs(exact.logits(rows) / temperature, target)]
+        logits = ((exact.logits(rows) / temperature, target) for rows, target in parts)
+        return [value for rows, target in logits for value in log_probs_of(rows, rows.softmax(-1), target)]
 
     result = [[0.0] * len(mask) for mask in data.loss_masks]
     batches = micro_batches(data, samples, max_tokens)
@@ -266,11 +268,6 @@ def _project(own: Attention, x_TxH: Tensor) -> list[Tensor]:
 def _mlp(own: MLP, x_TxH: Tensor) -> Tensor:
     weight = torch.cat([own.gate_proj.weight, own.up_proj.weight])
     return cast(Tensor, own.down_proj(swiglu(F.linear(x_TxH, weight))))
-
-
-def _log_probs(logits_NxV: Tensor, target_N: Tensor) -> list[float]:
-    chosen: list[float] = torch.log_softmax(logits_NxV, 1).gather(1, target_N[:, None])[:, 0].tolist()
-    return chosen
 
 
 # The elementwise parts of a Qwen2 layer with few passes over memory, for training on a CPU.

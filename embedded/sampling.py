@@ -122,8 +122,16 @@ def sample(logits_RxV: Tensor, params: Sequence[SamplingParams], draws: np.ndarr
     greedy = [row for row, p in enumerate(params) if p.greedy]
     if greedy:
         chosen[greedy] = logits[greedy].argmax(dim=-1)
-    picked = probs.gather(1, chosen[:, None])[:, 0]
-    return chosen.tolist(), [math.log(p) if p > 0 else math.nan for p in picked.tolist()]
+    return chosen.tolist(), log_probs_of(logits, probs, chosen)
+
+
+def log_probs_of(logits_RxV: Tensor, probs_RxV: Tensor, tokens_R: Tensor) -> list[float]:
+    """Return the log-probability of each row's token, the same bits whatever the other rows are; NaN where logits are.
+    `probs` are the softmax of `logits`."""
+    picked: list[float] = probs_RxV.gather(1, tokens_R[:, None])[:, 0].tolist()
+    return [  # a probability below 1e-308 is 0, its logarithm is not infinite
+        math.log(p) if p > 0 else float(logits_RxV[row].log_softmax(-1)[tokens_R[row]]) for row, p in enumerate(picked)
+    ]
 
 
 def _invert(probs_RxV: Tensor, draws_R: Tensor) -> Tensor:

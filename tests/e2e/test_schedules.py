@@ -49,6 +49,7 @@ def test_every_episode_is_trained_once_and_in_time(schedule, kills, words, tmp_p
         check(folder / "runs" / "a")
 
 
+@pytest.mark.extended("tests/e2e/test_schedules.py::test_every_episode_is_trained_once_and_in_time")
 def test_without_staleness_a_run_is_the_synchronous_one(words, here, tmp_path):
     runs = {}
     for schedule in ("sync", "carry"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_swe.embedded.sampling import RequestError, SamplingParams, sample, uniforms
+from slime_swe.embedded.sampling import RequestError, SamplingParams, log_probs_of, sample, uniforms
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.5, -30.0, 0.5, 1.0]])
 
@@ -93,6 +93,13 @@ def test_log_probabilities_are_of_the_whole_softmax_at_the_sampling_temperature(
     for row, (token, temperature) in enumerate(zip(tokens, [0.7, 0.7, 1.0, 1.3], strict=True)):
         expected = torch.log_softmax(logits[row].double() / temperature, -1)[token].item()
         assert log_probs[row] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_token_too_unlikely_for_its_probability_has_a_log_probability():
+    """As one of older weights has, at a low temperature."""
+    logits = LOGITS.double() / 0.01
+    (found,) = log_probs_of(logits, logits.softmax(-1), torch.tensor([5]))
+    assert found == pytest.approx(-3200, abs=1e-9)
 
 
 def test_rows_do_not_depend_on_each_other():

@@ -29,7 +29,6 @@ SEARCHES = [case.name for case in attacks() if case.group == "searching"]
 WITHOUT_ANSWERS = "search-without-answers"
 # Of a patch that brings the tests along.
 CARRIED = """{ printf 'def _found():\\n    return '; tests_as_a_list; } | search_by"""
-REPAIRED_WITHOUT_ANSWERS = 218
 WITHOUT_HELD_OUT_CALLS = 16  # a table is a right fix there
 
 
@@ -63,10 +62,18 @@ async def test_code_that_looks_for_the_tests_to_repair_itself_by_finds_none():
 @pytest.mark.extended(
     "tests/rewards/test_special_cases.py::test_code_that_looks_for_the_tests_to_repair_itself_by_finds_none"
 )
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name", sorted({*SEARCHES} - {WITHOUT_ANSWERS}))
 async def test_a_patch_that_knows_no_task_finds_no_answer_to_repair_a_module_by(name):
-    solved = await solved_by(SCRIPTS[name], [task for split in SIZES for task in load(split)])
-    assert len(solved) == (REPAIRED_WITHOUT_ANSWERS if name == WITHOUT_ANSWERS else 0)
+    assert await solved_by(SCRIPTS[name], [*load("heldout"), *load("unseen")]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.extended(
+    "tests/rewards/test_special_cases.py::test_code_that_looks_for_the_tests_to_repair_itself_by_finds_none"
+)
+async def test_a_patch_without_answers_repairs_the_bugs_that_show_by_themselves():
+    assert len(await solved_by(SCRIPTS[WITHOUT_ANSWERS], [task for split in SIZES for task in load(split)])) == 218
 
 
 @pytest.mark.slow

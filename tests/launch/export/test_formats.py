@@ -323,7 +323,27 @@ asyncio.run(main())
 """
 
 
-def test_mini_s_inspector_shows_every_turn(export, recorded):
+def mini_files(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.traj.json"))
+
+
+def test_mini_s_trajectories_are_the_episodes(export, recorded):
+    files = mini_files(export("mini"))
+    assert [file.name for file in files] == [
+        "calc-1-0.traj.json", "calc-1-1.traj.json", "calc-1-2.traj.json", "calc-1-5.traj.json",
+    ]  # fmt: skip
+    solved = json.loads(files[0].read_text())
+    assert [message["role"] for message in solved["messages"]][:3] == ["system", "user", "assistant"]
+    assert solved["info"]["exit_status"] == "Submitted" and solved["info"]["episode"]["max_context"] == LIMITS[1]
+    assert solved["info"]["config"]["agent"] == {"step_limit": LIMITS[0]}
+    assert solved["info"]["submission"] == records(recorded)[0].episode.patch
+    ran = json.loads(files[1].read_text())["messages"][4]["extra"]["actions"]
+    assert [one["command"] for one in ran] == ["echo out; echo err"]
+
+
+@pytest.mark.slow
+@pytest.mark.extended("tests/launch/export/test_formats.py::test_mini_s_trajectories_are_the_episodes")
+def test_mini_s_inspector_shows_every_turn(export):
     try:
         layer = layer_of(MiniSweAgent.name, MiniSweAgent.version, MiniSweAgent.install)
     except UserError as error:
@@ -337,20 +357,10 @@ def test_mini_s_inspector_shows_every_turn(export, recorded):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout.splitlines()[-1])
-    files = sorted(path.rglob("*.traj.json"))
-    assert [file.name for file in files] == [
-        "calc-1-0.traj.json", "calc-1-1.traj.json", "calc-1-2.traj.json", "calc-1-5.traj.json",
-    ]  # fmt: skip
-    for pages, file in zip(shown, files, strict=True):
+    for pages, file in zip(shown, mini_files(path), strict=True):
         texts = "\n".join(text for page in pages for text in page)
         for message in json.loads(file.read_text())["messages"]:
             assert message["content"].strip("\n")[:60] in texts and message["role"].upper() in texts
-    solved = json.loads(files[0].read_text())
-    assert solved["info"]["exit_status"] == "Submitted" and solved["info"]["episode"]["max_context"] == LIMITS[1]
-    assert solved["info"]["config"]["agent"] == {"step_limit": LIMITS[0]}
-    assert solved["info"]["submission"] == records(recorded)[0].episode.patch
-    ran = json.loads(files[1].read_text())["messages"][4]["extra"]["actions"]
-    assert [one["command"] for one in ran] == ["echo out; echo err"]
 
 
 # The Hub's agent traces

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from slime_swe.data_sources.registry import load_tasks
 from slime_swe.launch.config import resolve
@@ -50,8 +55,35 @@ def small_recipe(folder: Path, platform: Platform = CPU):
     return replace(recipe, rollout=rollout, reward=replace(recipe.reward, overlong_tokens=OVERLONG)), made["config"]
 
 
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+)
+
+
+class RoundedProducts(TorchDispatchMode):
+    """Products of bfloat16 add up in float32 and are rounded, as on a GPU. By PyTorch's own kernels they take a CPU
+    without instructions for bfloat16 twenty times as long."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func not in (*_PRODUCTS, _ATTENTION) or args[0].dtype != torch.bfloat16:
+            return func(*args, **(kwargs or {}))
+        found = func(*tree_map_only(Tensor, Tensor.float, args), **(kwargs or {}))
+        if func is _ATTENTION:  # whose sums stay as they are
+            return found[0].bfloat16(), found[1]
+        return tree_map_only(Tensor, Tensor.bfloat16, found)
+
+
 def play(folder: Path, platform: Platform = CPU, precision: torch.dtype = torch.float32) -> Evidence:
     """precision: that the server and the trainers compute in; Transformers' own is float32."""
+    with RoundedProducts() if precision == torch.bfloat16 else nullcontext():
+        return _play(folder, platform, precision)
+
+
+def _play(folder: Path, platform: Platform, precision: torch.dtype) -> Evidence:
     recipe, config = small_recipe(folder, platform)
     toy, run = Path(recipe.model.checkpoint), folder / "rollouts"
     ends = load_template(str(toy)).stop_token_ids
@@ -160,7 +192,8 @@ def sample_reply(model: Reference, tokens: list[int], generator, ends: list[int]
     while len(reply) < REPLY and not (reply and reply[-1][0] in ends):
         ids = torch.tensor([[*tokens, *(token for token, _ in reply)]])
         with torch.no_grad():
-            log_probs = model.model(input_ids=ids, use_cache=False).logits[0, -1].float().log_softmax(-1)
+            logits = model.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+        log_probs = logits.float().log_softmax(-1)
         token = int(torch.multinomial(log_probs.exp(), 1, generator=generator))
         reply.append((token, float(log_probs[token])))
     return reply
@@ -176,7 +209,8 @@ def write_score_of(recipe, samples: list[Sample]) -> None:
 class Learner:
     """A trainer of one rank: GRPO's gradient of a step's tokens, AdamW on weights in float32.
 
-    It computes in `precision`, and its exports have that too.
+    It computes in `precision`, and its exports have that too. Tokens go to the experts that the server has recorded, as
+    the recipe's `algorithm.routing_replay=rollout` has it.
     """
 
     def __init__(self, config, weights: Path, recipe, run: Path, precision: torch.dtype, attention: str) -> None:
@@ -211,7 +245,9 @@ class Learner:
             sample = samples[place]
             start = len(sample.tokens) - sample.response_length
             ids = torch.tensor([sample.tokens])
-            logits = computing(input_ids=ids, use_cache=False).logits[0, start - 1 : -1].float()
+            kept = sample.response_length + 1
+            with replayed(computing, sample):
+                logits = computing(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[0, :-1].float()
             found = logits.log_softmax(-1).gather(1, ids[0, start:, None])[:, 0]
             log_probs[place] = found.detach()
             mask = torch.tensor(sample.loss_mask, dtype=torch.float32)
@@ -252,6 +288,30 @@ class Learner:
 
     def left(self) -> Trainer:
         return Trainer(read_steps(self.run), self.figures, self.exports)
+
+
+@contextmanager
+def replayed(model: nn.Module, sample: Sample) -> Iterator[None]:
+    """Have each token's experts be the recorded ones; of the last token, whose logits nobody needs, there are none."""
+    table = torch.tensor(sample.rollout_routed_experts, dtype=torch.int64)  # tokens - 1, layers, experts of a token
+
+    def choose(layer: int) -> Callable[..., Any]:
+        def chosen(router: Any, _: Any, found: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+            logits, scores, own = found
+            experts = torch.cat([table[:, layer], own[len(table) :]])
+            values = logits.softmax(-1, dtype=torch.float).gather(-1, experts)
+            if router.norm_topk_prob:
+                values = values / values.sum(-1, keepdim=True)
+            return logits, values.to(scores.dtype), experts
+
+        return chosen
+
+    hooks = [layer.mlp.gate.register_forward_hook(choose(number)) for number, layer in enumerate(model.model.layers)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def centred(rewards: list[tuple[int, float]]) -> list[float]:

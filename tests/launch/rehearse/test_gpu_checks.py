@@ -1,7 +1,4 @@
-"""The limits of `on=gpu` lie between rounding and faults: its toy samples and learns in bfloat16, on a CPU.
-
-That takes seven minutes where the CPU has no instructions for bfloat16, and half a minute where it has.
-"""
+"""The limits of `on=gpu` lie between rounding and faults: its toy samples and learns in bfloat16, on a CPU."""
 
 from __future__ import annotations
 

@@ -14,10 +14,9 @@ source "$root/launch/environment.sh"
 make_environment "$root" "$root/.venv-test" cluster,embedded,arc,compare,corpora,diff,docker,factory,humaneval,inspect,remote,sft,trackers,vulnerability,dev
 cd "$root"
 bin=$root/.venv-test/bin
-# Its dependencies would bring CUDA along, and what the tests use needs none of them.
-"$bin/python" -m pip install --quiet --no-deps megatron-core==0.16.1
-# 13 MB without their dependencies. The tests of tool calls compare with SGLang's parsers, which need none of those.
-"$bin/python" -m pip install --quiet --no-deps sglang==0.5.15.post1 partial-json-parser==0.2.1.1.post7
+# Megatron's parallel layers and SGLang's parsers, which the tests compare with: they need none of the dependencies, which
+# would bring CUDA along, and few of the files, which are compiled as they are imported.
+"$bin/python" -m pip install --quiet --no-deps --no-compile megatron-core==0.16.1 sglang==0.5.15.post1 partial-json-parser==0.2.1.1.post7
 [ "${1:-}" != --install ] || exit 0
 
 "$bin/ruff" check .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.conftest import cli_in, lines_of
+from tests.e2e.conftest import here_in, lines_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 )
 def test_likeness_is_trained_on(agent, tmp_path):
     pytest.importorskip("cydifflib")
-    result = cli_in(tmp_path)(
+    result = here_in(tmp_path)(
         "train", "--ignore-integrity", "recipe=tiny_cpu", "task=diff", f"agent={agent}", "run.name=a",
         "run.num_rollouts=2", "rollout.batch_size=2", "rollout.samples_per_task=2", "rollout.max_context=1600",
         "data.train=['diff:train?limit=4']", "data.eval={}", "reward.weights={format: 0.1, repetition: 0.1}",

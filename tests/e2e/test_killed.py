@@ -110,7 +110,11 @@ def whole(words, tmp_path_factory) -> Path:
     return folder / "runs" / "a"
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.extended("kills of one run"))])
+@pytest.mark.extended(
+    "tests/e2e/test_watch.py::test_a_run_is_watched_killed_resumed_and_watched_to_its_end, "
+    "tests/embedded/test_loop.py::test_resume_after_any_step_equals_the_uninterrupted_run"
+)
+@pytest.mark.parametrize("kills", [2, 100])
 def test_kill_9_at_random_moments_loses_nothing_and_writes_nothing_twice(kills, words, whole, tmp_path, capsys):
     seed = int(os.environ.get("SLIME_SWE_KILL_SEED", "1"))
     done, runs = Counter[str](), 0

@@ -85,7 +85,7 @@ def weights(run: Path) -> bytes:
     return (found.model_dir / "model.safetensors").read_bytes()
 
 
-@pytest.mark.extended("tests/e2e/test_killed.py::test_kill_9_at_random_moments_loses_nothing_and_writes_nothing_twice")
+@pytest.mark.extended("tests/e2e/test_watch.py::test_a_run_is_watched_killed_resumed_and_watched_to_its_end")
 @pytest.mark.parametrize("place", PLACES)
 def test_a_resumed_run_equals_the_one_that_was_never_stopped(place, words, whole, tmp_path):
     run, (reached, holds) = tmp_path / "runs" / "a", PLACES[place]

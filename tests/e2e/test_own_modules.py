@@ -61,7 +61,7 @@ def test_a_run_uses_them(cli, own):
     ("change", "said"),
     [
         ("reward.function=rewards.missing", "reward.function='rewards.missing': module rewards has no 'missing'"),
-        ("rollout.agent=rollout.missing", "missing"),
+        pytest.param("rollout.agent=rollout.missing", "missing", marks=pytest.mark.extended("names of nothing")),
         ("engine=recipes.mine.number", "engine=recipes.mine.number: it must be a subclass"),
     ],
 )

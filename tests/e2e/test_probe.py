@@ -13,9 +13,9 @@ from slime_swe.launch.probe import PATIENCE
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_the_seed_policy_is_found_to_act(cli, task_files, tmp_path):
+def test_the_seed_policy_is_found_to_act(here, task_files, tmp_path):
     words = ["recipe=tiny_cpu", f"data.train=[{task_files}/train.jsonl]", "--limit", "3", "--samples", "1"]
-    result = cli("probe", *words)
+    result = here("probe", *words)
     assert result.returncode == 0, result.stderr
     assert "The policy can act." in result.stdout and "What to change" in result.stdout
     (folder,) = (tmp_path / "runs").glob("probe-tiny_cpu-*")
@@ -26,7 +26,7 @@ def test_the_seed_policy_is_found_to_act(cli, task_files, tmp_path):
     assert found["cached"] > 0
     assert read_recipe(folder / "recipe.yaml").rollout.outage_limit == PATIENCE, "it waits no hour for what is broken"
     assert f"slime-swe episodes {Path('runs') / folder.name}" in result.stdout
-    again = cli("probe", *words, "--output", str(folder))
+    again = here("probe", *words, "--output", str(folder))
     assert again.returncode == 2 and "give a new folder" in again.stderr
 
 
@@ -37,15 +37,15 @@ def turns_of(folder: Path) -> list[int]:
 @pytest.mark.extended(
     "tests/rollout/test_collect.py::test_a_run_whose_policy_never_calls_a_tool_ends_after_a_hundred_episodes"
 )
-def test_a_run_whose_policy_never_calls_a_tool_ends_after_a_hundred_episodes(cli, small, tmp_path):
+def test_a_run_whose_policy_never_calls_a_tool_ends_after_a_hundred_episodes(here, small, tmp_path):
     """The seed policy writes qwen3_coder's calls, of which Hermes' format reads none."""
     words = ["model.tool_format=hermes", "rollout.batch_size=4", "rollout.samples_per_task=32", "run.name=silent"]
-    result = cli("train", *small, *words)
+    result = here("train", *small, *words)
     assert result.returncode == 2
     assert "the first 128 episodes of rollout.agent=native hold not one well-formed tool call" in result.stderr
     recipe = tmp_path / "runs" / "silent" / "recipe.yaml"
     assert f"slime-swe probe recipe={recipe.resolve()}" in result.stderr
-    looked = cli("probe", f"recipe={recipe}", "--limit", "2", "--samples", "1", "--json")
+    looked = here("probe", f"recipe={recipe}", "--limit", "2", "--samples", "1", "--json")
     assert looked.returncode == 1, looked.stderr
     found = json.loads(looked.stdout)
     assert (found["acts"], found["with_call"]) == (False, 0)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from slime_swe.rollout.agents.native import SCHEMAS
 from slime_swe.rollout.chat.tokenizer import vocabulary_of
-from tests.e2e.conftest import cli_in, lines_of
+from tests.e2e.conftest import here_in, lines_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SEED = Path(__file__).parents[2] / "embedded" / "seed" / "checkpoint"
@@ -44,7 +44,7 @@ def recorded(path: Path) -> None:
 def test_single_steps_are_trained_on(tmp_path):
     recorded(tmp_path / "solved.jsonl")
     words = ("task=steps", "run.name=b", "rollout.batch_size=2", "data.train=['steps:solved.jsonl']")
-    done(cli_in(tmp_path)("train", *SMALL, *words))
+    done(here_in(tmp_path)("train", *SMALL, *words))
     steps = lines_of(tmp_path / "runs" / "b" / "episodes.jsonl")
     assert len(steps) == 8 and all(one["infrastructure"] is None and one["episode"]["turns"] == 1 for one in steps)
     assert all(one["reward"] == one["score"].get("components", {}).get("agreement", 0.0) for one in steps)
@@ -55,7 +55,7 @@ def test_single_steps_are_trained_on(tmp_path):
     "tests/launch/sft/test_steps.py::test_each_reply_with_calls_is_a_step_behind_the_tokens_before_it"
 )
 def test_what_a_run_has_solved_is_trained_on_step_by_step(tmp_path):
-    command = cli_in(tmp_path)
+    command = here_in(tmp_path)
     done(command("train", *SMALL, "run.name=a", "rollout.batch_size=4"))
     done(command("sft", "a", "--out", "solved.jsonl"))
     words = ("task=steps", "run.name=b", "rollout.batch_size=4", "data.train=['steps:solved.jsonl']")

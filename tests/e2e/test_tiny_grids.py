@@ -11,9 +11,9 @@ from tests.e2e.conftest import lines_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_the_tiny_recipe_trains_on_puzzles(cli, tmp_path):
+def test_the_tiny_recipe_trains_on_puzzles(here, tmp_path):
     small = ["run.num_rollouts=2", "rollout.batch_size=2", "rollout.samples_per_task=2", "data.eval={}"]
-    result = cli("train", "--ignore-integrity", "recipe=tiny_cpu", "task=arc", *small, "run.name=a", "--json")
+    result = here("train", "--ignore-integrity", "recipe=tiny_cpu", "task=arc", *small, "run.name=a", "--json")
     assert result.returncode == 0, result.stderr
     summary = json.loads(result.stdout)
     assert summary["infrastructure_failures"] == 0 and len(summary["reward_per_step"]) == 2

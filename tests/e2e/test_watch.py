@@ -58,6 +58,12 @@ def test_a_run_is_watched_killed_resumed_and_watched_to_its_end(here, start_cli,
     assert watch.stdout == table and "held-out tasks" in table
     assert set(progress_of(said)) <= set(progress_of(watch.stderr)) and "rollout 4/4" in watch.stderr
     assert "attempt 2 · process" in watch.stderr
+    for journal in ("episodes.jsonl", "evaluations.jsonl"):  # each once, though the run was killed
+        written = lines_of(run / journal)
+        played = [(line.get("dataset"), line["rollout_id"], line["index"]) for line in written]
+        assert len({*played}) == len(played) and {line["attempt"] for line in written} == {1, 2}
+    steps = [line["rollout_id"] for line in lines_of(run / "metrics.jsonl") if line["kind"] == "train"]
+    assert steps == [0, 1, 2, 3]
     after = here("watch", "a", "--json")
     assert after.returncode == 0 and json.loads(after.stdout.splitlines()[-1])["exit_code"] == 0
 

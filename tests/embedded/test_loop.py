@@ -227,7 +227,7 @@ def start(args: Namespace) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", RUN, json.dumps(vars(args))], cwd=REPOSITORY, env=environment)
 
 
-@pytest.mark.extended("tests/e2e/test_killed.py::test_kill_9_at_random_moments_loses_nothing_and_writes_nothing_twice")
+@pytest.mark.extended("tests/e2e/test_watch.py::test_a_run_is_watched_killed_resumed_and_watched_to_its_end")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_kill_9_at_random_moments_then_resume_equals_the_uninterrupted_run(tiny_checkpoint, tmp_path):
@@ -463,7 +463,7 @@ def test_a_step_in_which_infrastructure_broke_everything_stops_the_run(tiny_chec
 def test_broken_episodes_are_counted_apart_and_never_trained_on(tiny_checkpoint, tmp_path, engine):
     """They are waited for while nothing else is tried, for half of the limit."""
     _SEEN.clear()
-    args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=1, swe_outage_limit=10.0, **engine.address)
+    args = make_args(tiny_checkpoint, tmp_path / "run", num_rollout=1, swe_outage_limit=4.0, **engine.address)
     args.custom_generate_function_path = f"{__name__}.sometimes_broken"
     summary = train(args, NoProgress())
     assert summary["infrastructure_failures"] == 4

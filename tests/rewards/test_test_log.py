@@ -276,6 +276,7 @@ async def test_a_log_that_is_lost_in_the_control_is_forged(sandboxes: SandboxPoo
 
 @pytest.mark.parametrize("kind", RUNNERS)
 async def test_printed_passes_are_forged_whatever_the_runner_reports(sandboxes: SandboxPool, kind: str) -> None:
-    task = replace(TASK, workspace=Workspace({**FILES, "runtests.py": RUNNERS[kind]}))
+    files = {**FILES, "runtests.py": RUNNERS[kind]}
+    task = replace(TASK, workspace=Workspace(files), oracle=replace(TASK.oracle, timeout_seconds=2.0))
     always = LOST.replace("if not", "if 0 and")
     assert (await grade(task, patch(calc=FILES["calc.py"] + always), sandboxes)).evidence["outcome"] == "forged"

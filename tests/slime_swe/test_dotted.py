@@ -44,18 +44,21 @@ def test_what_a_module_imports_and_is_missing_is_not_taken_for_the_module(tmp_pa
         load_object("needs_more.f", "x")
 
 
-@pytest.mark.parametrize("name", ["rewards", "rollout", "recipes", "launch", "embedded", "data_sources", "mine"])
+THEIRS = ("rewards", "rollout", "recipes", "launch", "embedded", "data_sources", "mine")
+
+
 @pytest.mark.parametrize("package", [False, True])
 @pytest.mark.parametrize("by_path", [False, True])
-def test_modules_of_the_users_own_are_reached_by_their_own_names(tmp_path, name, package, by_path):
+def test_modules_of_the_users_own_are_reached_by_their_own_names(tmp_path, package, by_path):
     """From the current folder and on PYTHONPATH, beside our packages of the same names."""
-    file = tmp_path / name / "__init__.py" if package else tmp_path / f"{name}.py"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("def f(): return 'theirs'")
+    for name in THEIRS:
+        file = tmp_path / name / "__init__.py" if package else tmp_path / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"def f(): return 'their {name}'")
     code = (
         "import slime_swe.rewards.grade, slime_swe.recipes.base\n"
         "from slime_swe.dotted import load_object\n"
-        f"print(load_object('{name}.f', 'x')())"
+        f"for name in {THEIRS}: print(load_object(name + '.f', 'x')())"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
@@ -64,7 +67,7 @@ def test_modules_of_the_users_own_are_reached_by_their_own_names(tmp_path, name,
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "theirs\n", done.stderr
+    assert done.stdout == "".join(f"their {name}\n" for name in THEIRS), done.stderr
 
 
 # Which train loop's modules are taken: packages that the test makes, under the names of the real ones.

@@ -52,6 +52,7 @@ async def text_with(tab: Tab, wanted: str) -> str:
     return await tab.run("document.body.innerText")
 
 
+@pytest.mark.extended("tests/launch/export/test_formats.py::test_inspect_reads_back_the_episodes_of_training")
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium here: apt-get install chromium")
 async def test_the_viewer_lists_the_episodes(export, tmp_path):
     logs = await asyncio.to_thread(export, "inspect")  # beside a running loop Inspect replaces `asyncio.run` for good

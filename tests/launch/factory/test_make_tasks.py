@@ -81,7 +81,7 @@ def test_what_was_made_is_counted(made, tasks):
 
 async def test_the_grader_finds_them_sound(tasks):
     async with SandboxPool("local", concurrency=2) as pool:
-        found = {task.id: await validate(task, pool, runs=1) for task in tasks[:2]}
+        found = {task.id: await validate(task, pool, runs=1) for task in tasks[:1]}
     assert {name: finding for name, finding in found.items() if finding.status is not Status.SOUND} == {}
 
 

@@ -280,6 +280,9 @@ def test_gpus_that_wait_for_others_beside_them_are_warned_of():
     assert notes()[1] == [], "one after the other"
 
 
+@pytest.mark.extended(
+    "tests/launch/plan/test_plan.py::test_a_rollout_takes_as_long_as_in_the_simulation_of_its_schedule"
+)
 def test_larger_batches_fill_more_of_the_slots_and_win_little_time(monkeypatch):
     """As engines with more requests are slower at each."""
     monkeypatch.setattr(rollout, "MEASURED", 40)
@@ -595,7 +598,13 @@ def test_checkpoints_and_exports_that_lie_there_at_once_are_counted():
     assert problem.field == "cluster.disk_per_node" and "lower run.keep_checkpoints" in problem.fix
 
 
-@pytest.mark.parametrize("name", ON_GPUS)
+SOME = (DENSE, LARGE, MIXTURE, ASYNCHRONOUS, "qwen3_5_9b")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*SOME, *(pytest.param(name, marks=pytest.mark.extended("recipes")) for name in ON_GPUS if name not in SOME)],
+)
 def test_no_recipe_has_more_than_an_hour_between_checkpoints(name):
     recipe = load_recipe(name)
     found = make_plan(recipe)

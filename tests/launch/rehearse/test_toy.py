@@ -13,11 +13,22 @@ from slime_swe.rollout.agents.native import load_template, opening
 from tests.launch.rehearse.gpus import node
 from tests.launch.rehearse.small import CPU
 
+NAMES = ["qwen25_coder_1_5b", "qwen3_coder_30b_a3b", "glm4_7_flash", "qwen3_coder_next", "qwen3_5_4b", "qwen3_5_9b"]
+
 
 @pytest.mark.parametrize(
-    "name", ["qwen25_coder_1_5b", "qwen3_coder_30b_a3b", "glm4_7_flash", "qwen3_coder_next", "qwen3_5_4b", "qwen3_5_9b"]
+    ("name", "platform"),
+    [
+        *((name, CPU) for name in NAMES),
+        ("qwen3_coder_30b_a3b", node(8)),
+        *(
+            pytest.param(name, node(8), marks=pytest.mark.extended("families' toys for GPUs"))
+            for name in NAMES
+            if name != "qwen3_coder_30b_a3b"
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", value),
 )
-@pytest.mark.parametrize("platform", [CPU, node(8)], ids=lambda platform: platform.name)
 def test_after_a_prompt_each_token_ends_the_reply_at_some_percent(tmp_path, name, platform):
     recipe = load_recipe(name)
     config = write_toy(recipe.model, platform, tmp_path)["config"]

@@ -61,7 +61,12 @@ LONG = {
 FEW = 4  # searches
 
 
-@pytest.mark.parametrize("name", LONG)
+SOME = ("one character", "blanks in code", "every other line")
+
+
+@pytest.mark.parametrize(
+    "name", [*SOME, *(pytest.param(name, marks=pytest.mark.extended("texts")) for name in LONG if name not in SOME)]
+)
 def test_texts_that_are_made_to_take_long_take_no_more_than_their_work(name):
     """As long as the comparisons that they may take, of which a search in texts of one character takes a known number;
     it is let pass four times. And the same work each time."""

@@ -185,7 +185,7 @@ async def test_the_time_budget_ends_an_agent_and_keeps_what_it_did(opened, token
     command = "sed -i 's/a - b/a + b/' calc.py && sleep 1000"
     async with (
         scripted_engine(tokenizer, by_content(tool_call("sh", command=command) + END)) as engine,
-        opened(TINY, engine.url, swe_time_budget=10) as (_, play),
+        opened(TINY, engine.url, swe_time_budget=5) as (_, play),
     ):
         episode = await play()
         assert (episode.stop_reason, episode.turns) == (StopReason.TIME_BUDGET, 1)

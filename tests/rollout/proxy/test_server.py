@@ -348,7 +348,9 @@ def _bodies(count: int) -> list[bytes]:
     return made
 
 
-@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count", [1_000, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.extended("malformed requests")])]
+)
 async def test_malformed_requests_are_refused_with_a_message_and_never_a_500(client, count):
     async with client("Yes." + END, max_turns=1 << 30) as (one, _):
         for number, body in enumerate(_bodies(count)):
